@@ -1,0 +1,99 @@
+"""Req: one request inside the scheduler. Mirrors SGLang's `Req`.
+
+Life: waiting -> (chunk)* -> running -> finished; running -> retracted -> waiting; waiting -> aborted.
+What is simplified: no LoRA, sessions, grammars, multimodal inputs or speculative counters yet.
+Imports: messages, cache (types), events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sgviz.cache.req_kv import ReqKvInfo
+from sgviz.events.time_stats import TimeStats
+from sgviz.messages import FinishReason, SamplingParams
+
+INIT_INCREMENTAL_DETOKENIZATION_OFFSET = 5  # prompt ids the detokenizer sees as context
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """The mutable state of a request; identity is the object, `rid` the key on the wire.
+
+    Attributes:
+        origin_input_ids: the prompt. output_ids: what was sampled so far (stop token included).
+        max_new_tokens: the request's limit after clamping to context and memory.
+        prefix_len: tokens of `fill_ids` already in KV when the current extend was planned.
+        extend_end: the current extend covers fill_ids[prefix_len:extend_end].
+        inflight_middle_chunks: launched chunks that are not the last (no token comes of them).
+        to_finish: reason to end with at the next result (abort while running).
+        send_token_offset: output tokens already sent on. send_decode_offset: the same in decode ids.
+        cached_tokens: prefix tokens found at first admission (not after a retraction).
+        requeued_ns: when a retraction last put it back into the queue.
+        inflight: launched forwards that will give it a token and are not processed.
+    """
+
+    rid: str
+    origin_input_ids: list[int]
+    sampling_params: SamplingParams
+    max_new_tokens: int
+    stream: bool = False
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    extra_key: str | None = None
+    priority: int | None = None
+    time_stats: TimeStats = field(default_factory=TimeStats)
+    output_ids: list[int] = field(default_factory=list)
+    kv: ReqKvInfo = field(default_factory=ReqKvInfo)
+    prefix_len: int = 0
+    extend_end: int = 0
+    inflight_middle_chunks: int = 0
+    is_retracted: bool = False
+    retraction_count: int = 0
+    finished_reason: FinishReason | None = None
+    to_finish: FinishReason | None = None
+    finished_output: bool = False
+    send_token_offset: int = 0
+    send_decode_offset: int = -1
+    cached_tokens: int = 0
+    counted_cached: bool = False
+    requeued_ns: int = 0
+    inflight: int = 0
+    output_logprobs: list[float] = field(default_factory=list)
+    output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
+
+    @property
+    def namespace(self) -> str:
+        return self.extra_key or ""
+
+    @property
+    def seqlen(self) -> int:
+        """Prompt and outputs together."""
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    @property
+    def extend_len(self) -> int:
+        return self.extend_end - self.prefix_len
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_reason is not None
+
+    @property
+    def committed_len(self) -> int:
+        """Positions whose KV is real once all processed results are in: the last sampled token has none."""
+        return self.seqlen - 1 if self.output_ids else self.extend_end
+
+    def fill_ids(self) -> list[int]:
+        """What a prefill from nothing must cover: prompt and outputs."""
+        return self.origin_input_ids + self.output_ids
+
+    def reset_for_retract(self) -> None:
+        """Back to the queue: KV is gone, outputs and streaming offsets stay."""
+        self.kv = ReqKvInfo()
+        self.prefix_len = 0
+        self.extend_end = 0
+        self.inflight_middle_chunks = 0
+        self.inflight = 0
+        self.is_retracted = True
+        self.retraction_count += 1

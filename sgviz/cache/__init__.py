@@ -1,0 +1,4 @@
+"""KV memory: row pool, page allocator, radix tree, and `KVCache` which owns all three.
+
+Imports: events, errors.
+"""

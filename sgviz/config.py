@@ -1,0 +1,229 @@
+"""Settings in frozen groups. Names are SGLang's server arguments where it has one.
+
+One table, three users: `Engine(**settings)`, the command line (flags are generated from these fields) and
+`/server_info`. Each field says what it does, what is allowed, and where its default comes from.
+Imports: errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from sgviz.errors import ConfigError, suggest
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def _meta(text: str, source: str, **limits: Any) -> Meta:
+    return Meta(description=text, extra={"source": source}, **limits)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model runs, and on what."""
+
+    model_path: Annotated[
+        str,
+        _meta("Default model's name, a tiny model's name, a local Hugging Face folder or a hub id.", "ours"),
+    ] = DEFAULT_MODEL
+    tokenizer_path: Annotated[str | None, _meta("Folder of the tokenizer, if not the model's.", "SGLang")] = (
+        None
+    )
+    served_model_name: Annotated[
+        str | None, _meta("Name clients see and ask for; default: the model path.", "SGLang")
+    ] = None
+    chat_template: Annotated[
+        str | None, _meta("File with a Jinja chat template that replaces the model's own.", "SGLang")
+    ] = None
+    context_length: Annotated[
+        Annotated[int, Meta(ge=8)] | None,
+        _meta("Positions a request may use; default: the model's.", "SGLang"),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _meta(
+            "Number format of weights and KV; auto: float32 on CPU, bfloat16 on GPU.",
+            "SGLang (auto); ours on CPU",
+        ),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mock"],
+        _meta(
+            "auto takes a GPU where there is one; mock computes tokens by rule and loads no model.", "ours"
+        ),
+    ] = "auto"
+    torch_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta("Threads of torch in the scheduler; default: torch's own.", "ours"),
+    ] = None
+    random_seed: Annotated[
+        int, _meta("Seed for requests that bring none.", "SGLang draws one; ours is fixed")
+    ] = 42
+    mock_step_ms: Annotated[
+        float, _meta("Duration of one forward of the mock device in milliseconds.", "ours", ge=0.0)
+    ] = 0.0
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """KV memory."""
+
+    max_total_tokens: Annotated[
+        Annotated[int, Meta(ge=16)] | None,
+        _meta("KV slots of the pool; default: what 1 GiB (CPU) or the GPU's fraction holds.", "ours"),
+    ] = None
+    mem_fraction_static: Annotated[
+        float,
+        _meta(
+            "Share of GPU memory for weights and KV; no effect on CPU.",
+            "SGLang: by device; ours 0.85",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.85
+    page_size: Annotated[int, _meta("KV slots per page.", "SGLang", ge=1, le=256)] = 1
+    disable_radix_cache: Annotated[bool, _meta("Never share prefixes between requests.", "SGLang")] = False
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler may put into a batch, and in which order."""
+
+    schedule_policy: Annotated[
+        str, _meta("Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random.", "SGLang")
+    ] = "fcfs"
+    schedule_conservativeness: Annotated[
+        float,
+        _meta("Above 1 reserves more memory for running requests, below 1 less.", "SGLang", gt=0.0, le=10.0),
+    ] = 1.0
+    chunked_prefill_size: Annotated[
+        int,
+        _meta(
+            "Prompt tokens of one batch; a longer prompt is cut. -1: never cut.",
+            "SGLang on small devices",
+            ge=-1,
+        ),
+    ] = 2048
+    max_prefill_tokens: Annotated[
+        int, _meta("Prompt tokens of one batch when prompts are not cut.", "SGLang", ge=1)
+    ] = 16384
+    prefill_max_requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _meta("New requests of one batch.", "SGLang")
+    ] = None
+    max_running_requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta("Requests that may decode together; default: by memory, at most 256 on CPU.", "ours"),
+    ] = None
+    max_queued_requests: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _meta("Requests that may wait; one more is answered with 503.", "SGLang"),
+    ] = None
+    enable_mixed_chunk: Annotated[
+        bool, _meta("Let decoding requests ride along with a prompt chunk.", "SGLang")
+    ] = False
+    disable_overlap_schedule: Annotated[
+        bool,
+        _meta(
+            "Process each result before the next launch (the normal loop).", "SGLang: overlap; ours: normal"
+        ),
+    ] = True
+    watchdog_timeout: Annotated[
+        float,
+        _meta("Seconds one forward may take before the scheduler is held to be stuck.", "SGLang", gt=0.0),
+    ] = 300.0
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP server."""
+
+    host: Annotated[str, _meta("Address to listen on.", "SGLang")] = "127.0.0.1"
+    port: Annotated[int, _meta("Port to listen on; 0 takes a free one.", "SGLang", ge=0, le=65535)] = 30000
+    api_key: Annotated[str | None, _meta("Bearer key for all but the health endpoints.", "SGLang")] = None
+    admin_api_key: Annotated[str | None, _meta("Bearer key for administration.", "SGLang")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _meta("What is logged.", "SGLang")] = (
+        "info"
+    )
+    stream_interval: Annotated[int, _meta("Tokens between two streamed pieces.", "SGLang", ge=1)] = 1
+    enable_cache_report: Annotated[bool, _meta("Cached tokens in usage.prompt_tokens_details.", "SGLang")] = (
+        False
+    )
+    stream_response_default_include_usage: Annotated[
+        bool, _meta("Streams end with usage even if not asked for.", "SGLang")
+    ] = False
+    skip_server_warmup: Annotated[bool, _meta("Report ready without a first small generation.", "SGLang")] = (
+        False
+    )
+    shutdown_grace: Annotated[
+        float, _meta("Seconds that running requests get to finish at a stop.", "ours", ge=0.0)
+    ] = 30.0
+
+
+class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Events."""
+
+    disable_events: Annotated[bool, _meta("Emit no events.", "ours")] = False
+    event_capacity: Annotated[int, _meta("Newest events kept in memory.", "ours", ge=1000)] = 1_000_000
+    record: Annotated[str | None, _meta("File (.sgv) to write all events to.", "ours")] = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All groups. Field names are unique over the groups, so a flat mapping names each setting."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    serve: ServeConfig = ServeConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """Every setting by its name."""
+        return {name: getattr(getattr(self, group), name) for group, name in _homes().items_by_group()}
+
+    def public(self) -> dict[str, str | int | float | bool | None]:
+        """`flat` without secrets, for `/server_info` and recordings."""
+        secret = ("api_key", "admin_api_key")
+        return {key: ("***" if key in secret and value else value) for key, value in self.flat().items()}
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model.served_model_name or self.model.model_path
+
+    @classmethod
+    def build(cls, **flat: object) -> Settings:
+        """Settings from flat names; ConfigError for an unknown name or a value that is not allowed.
+
+        None for a setting that has no None means its default.
+        """
+        homes = _homes()
+        groups: dict[str, dict[str, object]] = {group: {} for group in cls.__struct_fields__}
+        for name, value in flat.items():
+            if name not in homes:
+                raise ConfigError(f"unknown setting {name!r}{suggest(name, homes)}")
+            if value is not None:
+                groups[homes[name]][name] = value
+        return cls(**{group: _convert(cls, group, values) for group, values in groups.items()})
+
+
+class _Homes(dict[str, str]):
+    """Setting name -> group name."""
+
+    def items_by_group(self) -> Iterator[tuple[str, str]]:
+        return ((group, name) for name, group in self.items())
+
+
+def _homes() -> _Homes:
+    types = get_type_hints(Settings)
+    return _Homes((name, group) for group, kind in types.items() for name in kind.__struct_fields__)
+
+
+def _convert(cls: type[Settings], group: str, values: dict[str, object]) -> msgspec.Struct:
+    kind = get_type_hints(cls)[group]
+    for name, value in values.items():
+        try:
+            msgspec.convert({name: value}, kind)
+        except msgspec.ValidationError as error:
+            allowed = str(error).split(" - at")[0]
+            raise ConfigError(f"setting {name} = {value!r}: {allowed}", param=name) from None
+    converted: msgspec.Struct = msgspec.convert(values, kind)
+    return converted

@@ -1,0 +1,172 @@
+"""Emitting: a `Tracer` per component stamps bodies and gives the events to a `Sink`.
+
+The rule at the place of decision is one line: `if trace.on: trace.emit(...)`. A sink never blocks the
+loop and never raises into it: it is bounded, counts what it drops, and says so by `trace.dropped`.
+
+Imports: `events` only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from sgviz.events.clock import Clock, WallClock
+from sgviz.events.schema import AnyBody, Event, TraceDropped
+
+
+class Sink(Protocol):
+    def put(self, event: Event) -> None:
+        """Take the event or drop it; never block, never raise."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on what is buffered. Called at the stops of a loop, before it blocks."""
+        ...
+
+
+class Tracer:
+    """What a component emits through. `on` is read before every emit; switch it at any time.
+
+    Args:
+        component: name on every event: http, tokenizer_manager, scheduler, detokenizer.
+        sink: where events go; None switches the tracer off.
+        clock: nanoseconds; the wall clock unless a test or a simulation says otherwise.
+    """
+
+    __slots__ = ("_seq", "_sink", "clock", "component", "iteration", "on")
+
+    def __init__(self, component: str, sink: Sink | None, clock: Clock | None = None) -> None:
+        self.component = component
+        self.clock: Clock = clock or WallClock()
+        self.iteration = 0
+        self.on = sink is not None
+        self._sink: Sink = sink or NullSink()
+        self._seq = 0
+
+    def emit(self, body: AnyBody) -> None:
+        """Stamp `body` and hand it to the sink. Call only when `on`."""
+        self._seq += 1
+        self._sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
+class NullSink:
+    """Swallows everything; the sink of a tracer that is off."""
+
+    __slots__ = ()
+
+    def put(self, event: Event) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+class RingSink:
+    """The newest `capacity` events of all components of a process, safe to fill from several threads.
+
+    Older events fall out and are counted in `dropped`. `subscribe` lets a file or a live view follow.
+    """
+
+    def __init__(self, capacity: int = 1_000_000) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._lock = threading.Lock()
+        self._followers: list[Callable[[Sequence[Event]], None]] = []
+        self.total = 0
+        self.dropped_before = 0
+
+    @property
+    def dropped(self) -> int:
+        """Events that are no longer (or never were) in the ring."""
+        return self.total - len(self._events) + self.dropped_before
+
+    def put(self, event: Event) -> None:
+        self.extend((event,))
+
+    def extend(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            self._events.extend(events)
+            self.total += len(events)
+            for event in events:
+                if isinstance(event.body, TraceDropped):
+                    self.dropped_before += event.body.count
+            followers = tuple(self._followers)
+        for follower in followers:
+            follower(events)
+
+    def flush(self) -> None:
+        pass
+
+    def snapshot(self) -> list[Event]:
+        """The events in the ring, in the order of time."""
+        with self._lock:
+            events = list(self._events)
+        events.sort(key=lambda event: event.sort_key)
+        return events
+
+    def subscribe(self, follower: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
+        """Call `follower` with every later batch of events; the returned function ends it."""
+        with self._lock:
+            self._followers.append(follower)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                if follower in self._followers:
+                    self._followers.remove(follower)
+
+        return unsubscribe
+
+
+class BufferSink:
+    """Collects events and passes them on in batches: the publisher of a child process.
+
+    `send` gets an encoded batch and answers whether it was taken (a full socket takes nothing). A batch
+    that is not taken is dropped, counted, and reported with the next one that is.
+    """
+
+    def __init__(self, send: Callable[[list[Event]], bool], batch: int = 256) -> None:
+        self._send = send
+        self._batch = batch
+        self._buffer: list[Event] = []
+        self._lost = 0
+        self.dropped = 0
+
+    def put(self, event: Event) -> None:
+        self._buffer.append(event)
+        if len(self._buffer) >= self._batch:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._buffer:
+            return
+        out, self._buffer = self._buffer, []
+        if self._lost:
+            last = out[-1]
+            body = TraceDropped(sink="publisher", count=self._lost, total=self.dropped)
+            out.append(Event(last.seq, last.t, last.component, last.iteration, body))
+        if self._send(out):
+            self._lost = 0
+        else:
+            count = sum(1 for event in out if not isinstance(event.body, TraceDropped))
+            self._lost += count
+            self.dropped += count
+
+
+class TeeSink:
+    """Gives every event to several sinks in turn."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def put(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink.put(event)
+
+    def flush(self) -> None:
+        for sink in self._sinks:
+            sink.flush()

@@ -1,0 +1,43 @@
+"""What crosses processes: tagged msgspec structs in msgpack, named as in SGLang.
+
+`GenerateReqInput` stays in the main process; everything else travels. Mirrors SGLang's io_struct.
+Imports: errors, events.
+"""
+
+from sgviz.messages.control import (
+    AbortReq,
+    ConfigureTraceReq,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    HealthCheckOutput,
+    ShutdownReq,
+)
+from sgviz.messages.generate import (
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    FinishReason,
+    GenerateReqInput,
+    OutputColumns,
+    TokenizedGenerateReqInput,
+)
+from sgviz.messages.sampling import SamplingParams
+
+ToScheduler = (
+    TokenizedGenerateReqInput
+    | AbortReq
+    | FlushCacheReqInput
+    | GetInternalStateReq
+    | ConfigureTraceReq
+    | ShutdownReq
+)
+ToDetokenizer = BatchTokenIDOutput | ConfigureTraceReq | ShutdownReq
+ToTokenizer = BatchStrOutput | AbortReq | FlushCacheReqOutput | GetInternalStateReqOutput | HealthCheckOutput
+
+__all__ = [
+    "AbortReq", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "FinishReason",
+    "FlushCacheReqInput", "FlushCacheReqOutput", "GenerateReqInput", "GetInternalStateReq",
+    "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "SamplingParams", "ShutdownReq",
+    "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedGenerateReqInput",
+]  # fmt: skip

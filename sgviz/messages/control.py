@@ -1,0 +1,56 @@
+"""Control messages. A request with an `id` gets one reply that carries the same `id`. Imports: msgspec only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sgviz.messages.generate import FinishReason
+
+
+class AbortReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """To the scheduler: end exactly `rid` (or all, with `abort_all`). From it: `rid` was removed from a
+    queue before it ran, for `finished_reason`."""
+
+    rid: str = ""
+    abort_all: bool = False
+    message: str = ""
+    finished_reason: FinishReason | None = None
+
+
+class FlushCacheReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    id: str
+
+
+class FlushCacheReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    id: str
+    success: bool
+    message: str
+
+
+class GetInternalStateReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    id: str
+
+
+class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """The scheduler's own account: queue lengths, pool counts, limits."""
+
+    id: str
+    state: dict[str, Any]
+
+
+class HealthCheckOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """Any result proves that the scheduler lives; this one is sent when a probe came while it was busy."""
+
+    rid: str
+
+
+class ConfigureTraceReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """Switch events on or off in a running component."""
+
+    on: bool
+
+
+class ShutdownReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """Leave the loop and exit 0. The scheduler passes it on to the detokenizer."""

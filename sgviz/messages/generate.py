@@ -1,0 +1,120 @@
+"""The messages of a request on its way: in, tokenized, out as ids, out as text.
+
+Shapes: a `Batch*Output` is columnar, one entry by rid in every column. Imports: events, sampling.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+import msgspec
+
+from sgviz.events.time_stats import TimeStats
+from sgviz.messages.sampling import SamplingParams
+
+TopLogprobs = list[tuple[float, int]]
+
+
+class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request ended: `stop` (with what matched), `length`, or `abort` (with a message, perhaps a status)."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """SGLang's meta_info shape: only the fields of this type."""
+        if self.type == "stop":
+            return {"type": "stop", "matched": self.matched}
+        if self.type == "length":
+            return {"type": "length", "length": self.length}
+        return {
+            "type": "abort", "message": self.message, "status_code": self.status_code, "err_type": self.err_type,
+        }  # fmt: skip
+
+
+class GenerateReqInput(msgspec.Struct, kw_only=True):
+    """What serving asks of the TokenizerManager; SGLang's native request. Lives in the main process only.
+
+    Exactly one of `text` and `input_ids`; a list of either makes a batch, and then `rid` and
+    `sampling_params` may be lists of the same length. `sampling_params.n` > 1 fans out into n children.
+    """
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    rid: str | list[str] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
+    stream: bool = False
+    return_logprob: bool | list[bool] = False
+    top_logprobs_num: int | list[int] = 0
+    return_text_in_logprobs: bool = False
+    extra_key: str | None = None
+    priority: int | None = None
+    log_metrics: bool = True
+    # monotonic ns at which the HTTP layer (or the caller) took the request; 0: now
+    received_ns: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        """One prompt (a string or a flat list of ids) rather than a list of prompts."""
+        if self.text is not None:
+            return isinstance(self.text, str)
+        return not self.input_ids or isinstance(self.input_ids[0], int)
+
+
+class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """One prompt as ids with verified sampling parameters, on its way to the scheduler."""
+
+    rid: str
+    input_ids: list[int]
+    sampling_params: SamplingParams
+    stream: bool
+    time_stats: TimeStats
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    extra_key: str | None = None
+    priority: int | None = None
+
+
+class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """What both output messages carry by rid. Logprob columns are empty when nobody asked.
+
+    `output_ids` and the logprobs are deltas since the last message; counters are totals.
+    """
+
+    rids: list[str]
+    finished_reasons: list[FinishReason | None]
+    output_ids: list[list[int]]
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    cached_tokens: list[int]
+    retraction_counts: list[int]
+    time_stats: list[TimeStats]
+    output_token_logprobs: list[list[float]] = []
+    output_top_logprobs: list[list[TopLogprobs]] = []
+
+
+class BatchTokenIDOutput(OutputColumns, kw_only=True, tag=True, array_like=True):
+    """Scheduler to detokenizer. `decode_ids` is the delta of (up to 5 prompt ids of context +) output ids;
+    `read_offsets` counts the context ids of the first message of a rid (later messages repeat it)."""
+
+    decode_ids: list[list[int]] = []
+    read_offsets: list[int] = []
+    skip_special_tokens: list[bool] = []
+    spaces_between_special_tokens: list[bool] = []
+    no_stop_trim: list[bool] = []
+
+
+class BatchStrOutput(OutputColumns, kw_only=True, tag=True, array_like=True):
+    """Detokenizer to TokenizerManager: `output_strs` are the new pieces of text."""
+
+    output_strs: list[str] = []
+
+
+def new_rid(prefix: str = "") -> str:
+    """A fresh request id: `prefix` and 32 hex digits."""
+    return prefix + uuid.uuid4().hex

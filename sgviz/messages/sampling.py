@@ -1,0 +1,133 @@
+"""SamplingParams: how the next token is chosen and when a request stops.
+
+Field names, defaults and limits are SGLang's. `normalize` and `verify` run once, in the
+TokenizerManager; everybody after it may rely on them. Imports: errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from sgviz.errors import BadRequest
+
+TOP_K_ALL = 1 << 30
+MAX_STOP_STRINGS = 32
+MAX_N = 128
+GREEDY_BELOW = 1e-6
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
+    """One request's sampling settings.
+
+    `max_new_tokens` None means up to the end of the context. After `normalize`: `stop` is a tuple,
+    `stop_str_max_len` its longest entry in tokens, greedy is `top_k == 1`, "all" is `TOP_K_ALL`.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] | None = None
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    stop_str_max_len: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream_interval: int | None = None
+    n: int = 1
+    sampling_seed: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.top_k == 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple (empty when there are none)."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    def normalize(self, count_tokens: Callable[[str], int]) -> SamplingParams:
+        """Settle the special values; `count_tokens` gives a stop string's length in tokens."""
+        stops = self.stop_strings
+        greedy = 0.0 <= self.temperature < GREEDY_BELOW
+        top_k = 1 if greedy else (TOP_K_ALL if self.top_k == -1 else self.top_k)
+        return msgspec.structs.replace(
+            self,
+            stop=stops,
+            stop_token_ids=tuple(sorted(set(self.stop_token_ids or ()))),
+            stop_str_max_len=max((count_tokens(text) for text in stops), default=0),
+            temperature=1.0 if greedy else self.temperature,
+            top_k=top_k,
+        )
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise BadRequest for the first value that is not allowed."""
+        for name, low, high, low_open in _RANGES:
+            _check_range(name, getattr(self, name), low, high, low_open)
+        if self.top_k < 1 and self.top_k != -1:
+            raise BadRequest(f"top_k must be -1 (all) or at least 1, got {self.top_k}", param="top_k")
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise BadRequest(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}", param="max_tokens")
+        if self.min_new_tokens < 0 or (
+            self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
+        ):
+            raise BadRequest(
+                f"min_new_tokens must be between 0 and max_new_tokens ({self.max_new_tokens}), "
+                f"got {self.min_new_tokens}",
+                param="min_tokens",
+            )
+        if not 1 <= self.n <= MAX_N:
+            raise BadRequest(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
+        if self.stream_interval is not None and self.stream_interval < 1:
+            raise BadRequest(f"stream_interval must be at least 1, got {self.stream_interval}", param="stream_interval")
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise BadRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop_strings)}", param="stop")
+        if any(not text for text in self.stop_strings):
+            raise BadRequest("a stop string must not be empty", param="stop")
+        _check_ids("stop_token_ids", self.stop_token_ids or (), vocab_size)
+        _check_bias(self.logit_bias, vocab_size)
+
+
+_RANGES = (
+    ("temperature", 0.0, math.inf, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("repetition_penalty", 0.0, 2.0, True),
+)
+
+
+def _check_range(name: str, value: float, low: float, high: float, low_open: bool) -> None:
+    fits = math.isfinite(value) and (value > low if low_open else value >= low) and value <= high
+    if not fits:
+        left = "(" if low_open else "["
+        right = "inf)" if high == math.inf else f"{high:g}]"
+        raise BadRequest(f"{name} must be in {left}{low:g}, {right}, got {value}", param=name)
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise BadRequest(f"{name}: token id {bad} is outside the vocabulary (0 to {vocab_size - 1})", param=name)
+
+
+def _check_bias(bias: dict[str, float] | None, vocab_size: int) -> None:
+    for key, value in (bias or {}).items():
+        if not key.isascii() or not key.isdigit() or int(key) >= vocab_size:
+            raise BadRequest(
+                f"logit_bias: {key!r} is not a token id (0 to {vocab_size - 1})", param="logit_bias"
+            )
+        _check_range("logit_bias", value, -100.0, 100.0, False)

@@ -1,0 +1,152 @@
+"""The way of one request through the nine types that carry it, with what each holds and when it came up.
+
+Mirrors the hand-overs of SGLang's pipeline: HTTP body, TokenizerManager, Scheduler, worker, detokenizer,
+HTTP chunk. Each type is seen where its first event is.
+
+Imports: events, recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sgviz.events.schema import (
+    BatchFinished,
+    BatchPlanned,
+    ChunkSent,
+    Event,
+    OutputStreamed,
+    QueueEntered,
+    RequestConverted,
+    RequestReceived,
+    RequestTokenized,
+    TextEmitted,
+)
+from sgviz.recording.fold import State
+from sgviz.recording.requests import RequestState
+from sgviz.recording.tables import NS_PER_MS
+
+Holds = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeStep:
+    """The request as one type: name, component and pid where it is, ms since arrival, facts it holds."""
+
+    type: str
+    component: str
+    pid: int
+    t_ms: float
+    holds: Holds
+
+
+def journey(state: State, request: RequestState) -> list[TypeStep]:
+    """The steps reached so far. A body that is a GenerateReqInput already makes one step, not two."""
+    origin = request.stats.created or min((event.t for event in request.marks.values()), default=0)
+    steps: list[TypeStep] = []
+    for kind, (name, facts) in _steps().items():
+        event = request.marks.get(kind)
+        if event is None:
+            continue
+        step = _step(state, request, event, name, facts, origin)
+        if steps and steps[-1].type == step.type:
+            step = TypeStep(**{**_fields(steps[-1]), "holds": steps[-1].holds | step.holds})
+            steps.pop()
+        steps.append(step)
+    return steps
+
+
+def _step(
+    state: State, request: RequestState, event: Event, name: str, facts: Callable[..., Holds], origin: int
+) -> TypeStep:
+    process = state.processes.get(event.component)
+    return TypeStep(
+        type=name or getattr(event.body, "type", ""),
+        component=event.component,
+        pid=process.pid if process else 0,
+        t_ms=(event.t - origin) / NS_PER_MS,
+        holds=facts(event.body, request.rid.split("#")[0], state),
+    )
+
+
+def _fields(step: TypeStep) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in step.__dataclass_fields__}
+
+
+def _steps() -> Mapping[str, tuple[str, Callable[..., Holds]]]:
+    """Event kind -> (type, facts), in the order of the pipeline; no name: the event says it."""
+    return {
+        "request.received": ("", _received),
+        "request.converted": ("GenerateReqInput", _converted),
+        "request.tokenized": ("TokenizedGenerateReqInput", _tokenized),
+        "queue.entered": ("Req", _queued),
+        "batch.planned": ("ScheduleBatch", _planned),
+        "batch.finished": ("GenerationBatchResult", _finished),
+        "output.streamed": ("BatchTokenIDOutput", _streamed),
+        "text.emitted": ("BatchStrOutput", _emitted),
+        "chunk.sent": ("SSE chunk", _chunk),
+    }
+
+
+def _received(body: RequestReceived, rid: str, state: State) -> Holds:
+    text = {"messages": str(body.messages)} if body.messages else {}
+    rest = {"chars": str(body.chars), "stream": str(body.stream)}
+    return {"path": body.path, "model": body.model, **text, **rest}
+
+
+def _converted(body: RequestConverted, rid: str, state: State) -> Holds:
+    unit = "ids" if "id" in body.prompt_kind else "chars"
+    return {
+        "prompt": f"{body.prompt_kind}, {body.size} {unit}",
+        "max_new_tokens": str(body.max_new_tokens),
+        "temperature": f"{body.temperature:g}",
+        **({"stop": ", ".join(map(repr, body.stop))} if body.stop else {}),
+    }
+
+
+def _tokenized(body: RequestTokenized, rid: str, state: State) -> Holds:
+    return {"input_ids": f"{body.prompt_tokens} tokens"}
+
+
+def _queued(body: QueueEntered, rid: str, state: State) -> Holds:
+    return {
+        "origin_input_ids": f"{body.prompt_tokens} tokens",
+        "max_new_tokens": str(body.max_new_tokens),
+        "queue position": str(body.position),
+    }
+
+
+def _planned(body: BatchPlanned, rid: str, state: State) -> Holds:
+    member = body.rids.index(rid)
+    return {
+        "bid": str(body.bid),
+        "forward_mode": body.mode,
+        "reqs": str(len(body.rids)),
+        "extend": f"{body.extend_lens[member]} of {sum(body.extend_lens)} tokens",
+        "prefix": f"{body.prefix_lens[member]} tokens cached",
+    }
+
+
+def _finished(body: BatchFinished, rid: str, state: State) -> Holds:
+    token = state.batches[body.bid].tokens.get(rid)
+    return {
+        "bid": str(body.bid),
+        "next_token_id": "none (middle chunk)" if token is None else str(token),
+        "device": f"{(body.end_ns - body.start_ns) / NS_PER_MS:.2f} ms",
+    }
+
+
+def _streamed(body: OutputStreamed, rid: str, state: State) -> Holds:
+    member = body.rids.index(rid)
+    return {"rids": str(len(body.rids)), "output_ids": f"{body.tokens[member]} new"}
+
+
+def _emitted(body: TextEmitted, rid: str, state: State) -> Holds:
+    member = body.rids.index(rid)
+    return {"output_strs": f"{body.chars[member]} new chars", "held back": f"{body.held[member]} ids"}
+
+
+def _chunk(body: ChunkSent, rid: str, state: State) -> Holds:
+    return {"part": body.part, "index": str(body.index), "content": f"{body.chars} chars"}

@@ -1,0 +1,180 @@
+"""Who holds the KV memory, folded from `pool.*` and `tree.*` events: SGLang's four kinds of tokens.
+
+Every token slot is free, evictable (in the tree, unlocked), protected (in the tree, locked) or private
+(taken by a request and not in the tree). SGLang reports such counts at intervals; here they follow from
+the single events, and the numbers that a batch states serve as the check.
+
+With pages, a page counts as taken as soon as one of its slots is, as in the paged allocator.
+Simplified: slots are counted, not mapped one by one; node keys are not kept.
+
+Imports: events, numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sgviz.events.schema import (
+    BatchPlanned,
+    Body,
+    EngineConfigured,
+    LoopIdle,
+    PoolReturned,
+    PoolTaken,
+    TreeEvicted,
+    TreeInserted,
+    TreeLocked,
+    TreeSplit,
+)
+
+UNKNOWN_OWNER = ""  # private memory taken before the recording began
+_TREE_REASONS = frozenset({"evict", "flush"})
+_SLOT_BYTES = 4
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of the prefix tree: its parent's number and its own tokens."""
+
+    parent: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Tokens by state and owner. `free + evictable + protected + private_total == total` after every event.
+
+    Attributes:
+        private: tokens by rid. nodes: the tree by node number (the root is not in it).
+        exact: False before the sizes are known, and from a loss of events until a batch states its numbers.
+    """
+
+    total: int = 0
+    page_size: int = 1
+    free: int = 0
+    evictable: int = 0
+    protected: int = 0
+    private_total: int = 0
+    private: dict[str, int] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
+    exact: bool = False
+    _pages: dict[str, set[int]] = field(default_factory=dict)
+
+    def configure(self, body: EngineConfigured) -> None:
+        """An empty memory of the configured size."""
+        self.total = self.free = body.max_total_num_tokens
+        self.page_size = max(1, body.page_size)
+        self.evictable = self.protected = self.private_total = 0
+        self.private, self.nodes, self._pages = {}, {}, {}
+
+    def apply(self, body: Body) -> bool:
+        """Move tokens as `body` says; False when it moves none."""
+        match body:
+            case PoolTaken():
+                self._take(body)
+            case PoolReturned():
+                self._return(body)
+            case TreeInserted():
+                self._insert(body)
+            case TreeLocked():
+                moved = body.tokens if body.delta > 0 else -body.tokens
+                self.protected += moved
+                self.evictable -= moved
+                return moved != 0
+            case TreeSplit():
+                self._split(body)
+                return False
+            case TreeEvicted():
+                self.nodes.pop(body.node, None)  # the tokens move with the pool.returned beside it
+                return False
+            case _:
+                return False
+        return True
+
+    def seed(self, stated: BatchPlanned | LoopIdle) -> None:
+        """Start from stated numbers after a loss; what nobody here took belongs to an unknown owner."""
+        self.free, self.evictable, self.protected = stated.kv_free, stated.kv_evictable, stated.kv_protected
+        in_pools = self.free + self.evictable + self.protected
+        self.exact = self.total > 0
+        self.total = max(self.total, in_pools)
+        self.private_total = self.total - in_pools
+        known = sum(self.private.values()) - self.private.get(UNKNOWN_OWNER, 0)
+        self._set(UNKNOWN_OWNER, self.private_total - known)
+
+    def holders(self) -> list[tuple[str, int]]:
+        """`(owner, tokens)` of all private memory, largest first, ties by name."""
+        return sorted(self.private.items(), key=lambda item: (-item[1], item[0]))
+
+    def _take(self, body: PoolTaken) -> None:
+        start = 0
+        for rid, count in zip(body.rids, body.counts):
+            span = body.slots[start * _SLOT_BYTES : (start + count) * _SLOT_BYTES]
+            start += count
+            tokens = self._claim(rid, span)
+            self._set(rid, self.private.get(rid, 0) + tokens)
+            self.private_total += tokens
+            self.free -= tokens
+
+    def _return(self, body: PoolReturned) -> None:
+        tokens = self._release(body.rid, body.slots)
+        self.free += tokens
+        if body.why in _TREE_REASONS and not body.rid:
+            self.evictable -= tokens
+            if body.why == "flush":
+                self.nodes = {}
+        else:
+            self._give_up(body.rid, tokens)
+
+    def _insert(self, body: TreeInserted) -> None:
+        tokens = self._release(body.rid, body.slots)
+        self.nodes[body.node] = Node(body.parent, tokens)
+        self.evictable += tokens
+        self._give_up(body.rid, tokens)
+
+    def _split(self, body: TreeSplit) -> None:
+        lower = self.nodes.get(body.node)
+        if lower is None:
+            return
+        self.nodes[body.upper] = Node(lower.parent, body.at)
+        lower.parent = body.upper
+        lower.tokens -= body.at
+
+    def _give_up(self, rid: str, tokens: int) -> None:
+        self.private_total -= tokens
+        own = self.private.get(rid, 0)
+        self._set(rid, own - min(own, tokens))
+        if tokens > own:
+            self._set(UNKNOWN_OWNER, self.private.get(UNKNOWN_OWNER, 0) - (tokens - own))
+
+    def _set(self, rid: str, tokens: int) -> None:
+        if tokens:
+            self.private[rid] = tokens
+        else:
+            self.private.pop(rid, None)
+
+    def _claim(self, rid: str, slots: bytes) -> int:
+        """Tokens of the pages among `slots` that `rid` does not hold yet."""
+        if self.page_size == 1:
+            return len(slots) // _SLOT_BYTES
+        held = self._pages.setdefault(rid, set())
+        before = len(held)
+        held.update(self._page_ids(slots))
+        return (len(held) - before) * self.page_size
+
+    def _release(self, rid: str, slots: bytes) -> int:
+        """Tokens of the pages among `slots`, which `rid` no longer holds."""
+        if self.page_size == 1:
+            return len(slots) // _SLOT_BYTES
+        pages = self._page_ids(slots)
+        held = self._pages.get(rid)
+        if held is not None:
+            held.difference_update(pages)
+            if not held:
+                del self._pages[rid]
+        return len(pages) * self.page_size
+
+    def _page_ids(self, slots: bytes) -> list[int]:
+        pages: list[int] = np.unique(np.frombuffer(slots, dtype="<i4") // self.page_size).tolist()
+        return pages

@@ -1,0 +1,255 @@
+"""What the events say about each request: its stamps, phases, counts and the events that mark its way.
+
+The stamps fill the same `TimeStats` that the engine carries in its messages, so both are read alike.
+A phase is what the request is doing: they lie end to end from its arrival to its last event.
+
+Imports: events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sgviz.events.schema import (
+    BatchFinished,
+    BatchPlanned,
+    BatchProcessed,
+    ChunkSent,
+    Event,
+    OutputReceived,
+    OutputStreamed,
+    QueueEntered,
+    RequestAborted,
+    RequestConverted,
+    RequestDispatched,
+    RequestFinished,
+    RequestReceived,
+    RequestRetracted,
+    RequestTokenized,
+    ResponseFinished,
+    TextEmitted,
+    TokensSampled,
+)
+from sgviz.events.time_stats import TimeStats
+
+
+class PhaseName(StrEnum):
+    """What a request is doing."""
+
+    TOKENIZE = "tokenize"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    OUTPUT = "output"
+
+
+@dataclass(slots=True)
+class Phase:
+    """One stretch of a request's life; `end` is 0 while it lasts (monotonic ns)."""
+
+    name: PhaseName
+    start: int
+    end: int = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request as folded so far.
+
+    Attributes:
+        marks: first event of each kind that the journey shows, by kind.
+        bids: batches it was a member of, in order. sampled: tokens appended to it.
+        cached_tokens: prefix found at the first admission. end: stamp of its last event, 0 while it lives.
+    """
+
+    rid: str
+    stats: TimeStats = field(default_factory=TimeStats)
+    marks: dict[str, Event] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    bids: list[int] = field(default_factory=list)
+    stream: bool | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    sampled: int = 0
+    finish_reason: str = ""
+    matched: str = ""
+    abort: str = ""
+    status: int | None = None
+    retractions: int = 0
+    queued_at: int = 0
+    end: int = 0
+
+    def mark(self, event: Event) -> None:
+        self.marks.setdefault(event.kind, event)
+
+    def enter(self, name: PhaseName, t: int) -> None:
+        """Begin a phase; the one before ends here."""
+        self.leave(t)
+        self.phases.append(Phase(name, t))
+
+    def leave(self, t: int) -> None:
+        if self.phases and not self.phases[-1].end:
+            self.phases[-1].end = t
+
+    @property
+    def phase(self) -> PhaseName | None:
+        return self.phases[-1].name if self.phases else None
+
+
+@dataclass(slots=True)
+class Requests:
+    """All requests by rid, in the order of their first event; a rid used again leaves `rid#n` behind."""
+
+    by_rid: dict[str, RequestState] = field(default_factory=dict)
+
+    def of(self, rid: str) -> RequestState:
+        found = self.by_rid.get(rid)
+        if found is None:
+            found = self.by_rid[rid] = RequestState(rid)
+        return found
+
+    def begin(self, rid: str, t: int) -> RequestState:
+        """The request `rid`, created at `t` unless it is there already; a finished one makes place."""
+        old = self.by_rid.get(rid)
+        if old is not None and old.stats.finished:
+            number = 1 + sum(1 for name in self.by_rid if name.startswith(f"{rid}#"))
+            old.rid = f"{rid}#{number}"
+            self.by_rid[old.rid] = self.by_rid.pop(rid)
+        state = self.of(rid)
+        if not state.stats.created:
+            state.stats.created = t
+            state.enter(PhaseName.TOKENIZE, t)
+        return state
+
+    # ------------------------------------------------------------ http and tokenizer manager
+
+    def received(self, event: Event, body: RequestReceived) -> None:
+        state = self.begin(body.rid, event.t)
+        state.stream = body.stream
+        state.mark(event)
+
+    def converted(self, event: Event, body: RequestConverted) -> None:
+        state = self.begin(body.rid, event.t)
+        state.stats.tokenize_start = state.stats.tokenize_start or event.t
+        state.mark(event)
+
+    def tokenized(self, event: Event, body: RequestTokenized) -> None:
+        state = self.begin(body.rid, event.t)
+        state.stats.tokenize_finish = event.t
+        state.prompt_tokens = body.prompt_tokens
+        state.mark(event)
+
+    def dispatched(self, event: Event, body: RequestDispatched) -> None:
+        self.of(body.rid).stats.api_server_dispatch = event.t
+
+    def output_received(self, event: Event, body: OutputReceived) -> None:
+        for rid, tokens in zip(body.rids, body.tokens):
+            stats = self.of(rid).stats
+            if tokens and not stats.first_token:
+                stats.first_token = event.t
+
+    def finished(self, event: Event, body: RequestFinished) -> None:
+        state = self.of(body.rid)
+        state.stats.finished = event.t
+        state.finish_reason, state.matched = body.reason, body.matched
+        state.prompt_tokens = body.prompt_tokens
+        state.completion_tokens = body.completion_tokens
+        state.cached_tokens = body.cached_tokens
+        self._end(state, event.t)
+
+    def aborted(self, event: Event, body: RequestAborted) -> None:
+        state = self.of(body.rid)
+        state.abort = state.abort or f"{body.where}: {body.why}"
+        if body.where == "waiting":
+            state.enter(PhaseName.OUTPUT, event.t)
+
+    def chunk_sent(self, event: Event, body: ChunkSent) -> None:
+        if body.chars and "chunk.sent" not in (marks := self.of(body.rid).marks):
+            marks["chunk.sent"] = event
+
+    def response_finished(self, event: Event, body: ResponseFinished) -> None:
+        state = self.of(body.rid)
+        state.stats.response_sent = event.t
+        state.status = body.status
+        self._end(state, event.t)
+
+    @staticmethod
+    def _end(state: RequestState, t: int) -> None:
+        state.end = max(state.end, t)
+        if state.phases:
+            state.phases[-1].end = state.end
+
+    # ------------------------------------------------------------ scheduler
+
+    def queued(self, event: Event, body: QueueEntered) -> None:
+        state = self.of(body.rid)
+        state.queued_at = event.t
+        state.enter(PhaseName.QUEUE, event.t)
+        if body.again:
+            return
+        stats = state.stats
+        # without a stamp of its own the way through the socket ends where the queue begins
+        stats.scheduler_recv = body.received_ns or event.t
+        stats.wait_queue_entry = event.t
+        state.prompt_tokens = body.prompt_tokens
+        state.stream = body.stream if state.stream is None else state.stream
+        state.mark(event)
+
+    def planned(self, event: Event, body: BatchPlanned) -> None:
+        for rid in body.rids:
+            state = self.of(rid)
+            state.bids.append(body.bid)
+            if state.queued_at:
+                state.stats.queue_ns += event.t - state.queued_at
+                state.queued_at = 0
+                state.enter(PhaseName.PREFILL, event.t)
+            if not state.stats.forward_entry:
+                state.stats.forward_entry = event.t
+                state.mark(event)
+
+    def batch_finished(self, event: Event, body: BatchFinished, rids: tuple[str, ...]) -> None:
+        for rid in rids:
+            state = self.of(rid)
+            if state.bids and state.bids[0] == body.bid:
+                state.mark(event)
+
+    def sampled(self, event: Event, body: TokensSampled) -> None:
+        for rid in body.rids:
+            state = self.of(rid)
+            state.sampled += 1
+            state.stats.prefill_finished = state.stats.prefill_finished or event.t
+            if state.phase is PhaseName.PREFILL:
+                state.enter(PhaseName.DECODE, event.t)
+
+    def processed(self, event: Event, body: BatchProcessed) -> None:
+        for rid in body.finished:
+            self._complete(self.of(rid), event.t)
+
+    def retracted(self, event: Event, body: RequestRetracted) -> None:
+        self.of(body.rid).retractions += 1
+
+    def streamed(self, event: Event, body: OutputStreamed) -> None:
+        for rid, finished in zip(body.rids, body.finished):
+            state = self.of(rid)
+            state.mark(event)
+            if finished:
+                state.stats.output_streamed = event.t
+                if not state.stats.completion:
+                    self._complete(state, event.t)
+
+    @staticmethod
+    def _complete(state: RequestState, t: int) -> None:
+        state.stats.completion = min(t, state.stats.output_streamed or t)
+        if state.phase is not PhaseName.OUTPUT and not state.end:
+            state.enter(PhaseName.OUTPUT, t)
+
+    # ------------------------------------------------------------ detokenizer
+
+    def emitted(self, event: Event, body: TextEmitted) -> None:
+        for rid, finished in zip(body.rids, body.finished):
+            state = self.of(rid)
+            state.mark(event)
+            if finished:
+                state.stats.detokenized = event.t

@@ -1,0 +1,266 @@
+"""The `.sgv` file: a header and one frame an event, readable up to the last whole event after a crash.
+
+Layout: 8 magic bytes; u32 little-endian length and msgpack of `Header`; then, for every event, u32
+little-endian length and msgpack of `Event`. Nothing is ever rewritten, so a cut file only lacks its
+tail. Frames lie in the order of arrival; readers sort by `(t, component, seq)`.
+SGLang has no such file: its nearest are the request dumps (pickle) and the OTLP trace.
+
+Imports: events, errors, msgspec.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from sgviz.errors import SgvizError
+from sgviz.events.schema import SCHEMA_VERSION, EngineConfigured, Event
+
+MAGIC = b"\x89SGV\r\n\x1a\n"  # a byte above 127 and both newlines: a text-mode copy is noticed at once
+_LENGTH = struct.Struct("<I")
+_ARRAY32 = struct.Struct(">cI")
+_CHUNK = 8192  # frames decoded by one call; a chunk with something unknown falls back to frame by frame
+_BY_TIME = attrgetter("t", "component", "seq")
+
+Setting = str | int | float | bool | None
+
+
+class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
+    """Two clocks of a process read together: `unix_ns + (t - monotonic_ns)` is the calendar time of `t`."""
+
+    component: str
+    pid: int
+    unix_ns: int
+    monotonic_ns: int
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sgviz")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands before the events.
+
+    Attributes:
+        schema: version of the event vocabulary. version: of sgviz.
+        created_unix_ns: calendar time of writing. clock: what `t` counts (monotonic, virtual).
+        settings: the settings as resolved. anchors: one by process.
+        dropped: events lost before the first one here; later losses are `trace.dropped` events.
+        configured: sizes of the engine, for a recording that began after they were emitted.
+    """
+
+    schema: int = SCHEMA_VERSION
+    version: str = msgspec.field(default_factory=_version)
+    created_unix_ns: int = msgspec.field(default_factory=time.time_ns)
+    clock: str = "monotonic"
+    settings: dict[str, Setting] = {}
+    anchors: tuple[ClockAnchor, ...] = ()
+    dropped: int = 0
+    configured: EngineConfigured | None = None
+
+
+class _Peek(msgspec.Struct):
+    """As much of a header as every version has."""
+
+    schema: int
+    version: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownEvent:
+    """An event of a kind (or with a value) this version does not know: stamps, kind and its own bytes."""
+
+    seq: int
+    t: int
+    component: str
+    iteration: int
+    kind: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A file's content: known and unknown events in the order of time, and unreadable bytes at the end."""
+
+    header: Header
+    events: list[Event]
+    unknown: list[UnknownEvent]
+    truncated: int
+
+
+# ---------------------------------------------------------------- writing
+
+
+def encode_header(header: Header) -> bytes:
+    data = msgspec.msgpack.encode(header)
+    return MAGIC + _LENGTH.pack(len(data)) + data
+
+
+def encode_frames(events: Iterable[Event]) -> bytearray:
+    """The frames of `events`, one after the other."""
+    encode, pack = msgspec.msgpack.Encoder().encode, _LENGTH.pack
+    out = bytearray()
+    for event in events:
+        data = encode(event)
+        out += pack(len(data))
+        out += data
+    return out
+
+
+def write(path: str | os.PathLike[str], run: StoredRun) -> None:
+    """Write a whole run at once; `path` is replaced only when everything is on disk."""
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        with opened(part) as file:
+            file.write(encode_header(run.header))
+            for start in range(0, len(run.events), _CHUNK):
+                file.write(encode_frames(run.events[start : start + _CHUNK]))
+            for unknown in run.unknown:
+                file.write(_LENGTH.pack(len(unknown.frame)) + unknown.frame)
+        part.replace(target)
+    except OSError as error:
+        raise SgvizError(f"cannot write the recording {str(target)!r}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, emptied for writing; an error that says what to do instead of OSError."""
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise SgvizError(
+            f"cannot open {str(path)!r} for a recording: {error}; "
+            "give a path in a folder that exists and can be written"
+        ) from error
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(path: str | os.PathLike[str]) -> StoredRun:
+    """Read a `.sgv` file; a cut or damaged tail is left out and its size given in `truncated`.
+
+    Raises:
+        SgvizError: no such file, not a recording, header cut off, or written by a newer schema.
+    """
+    name = str(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise SgvizError(f"cannot read the recording {name!r}: {error}") from error
+    header, start = _read_header(data, name)
+    with _no_gc():
+        frames = _frames(data, start)
+        events, unknown, whole = _decode(frames)
+        end = start + sum(len(frame) + _LENGTH.size for frame in frames[:whole])
+        events.sort(key=_BY_TIME)
+        unknown.sort(key=_BY_TIME)
+    return StoredRun(header, events, unknown, len(data) - end)
+
+
+def _read_header(data: bytes, name: str) -> tuple[Header, int]:
+    if data[: len(MAGIC)] != MAGIC:
+        if MAGIC.startswith(data):
+            raise SgvizError(f"{name!r} is cut off in its header: {len(data)} bytes and no event")
+        raise SgvizError(f"{name!r} is not an sgviz recording: it begins with {data[:8]!r}, not {MAGIC!r}")
+    start = len(MAGIC) + _LENGTH.size
+    length = _LENGTH.unpack_from(data, len(MAGIC))[0] if len(data) >= start else 0
+    raw = data[start : start + length]
+    if not length or len(raw) < length:
+        raise SgvizError(f"{name!r} is cut off in its header: {len(data)} bytes and no event")
+    try:
+        peek = msgspec.msgpack.decode(raw, type=_Peek)
+        if peek.schema > SCHEMA_VERSION:
+            raise SgvizError(
+                f"{name!r} has event schema {peek.schema} (written by sgviz {peek.version}); this sgviz "
+                f"reads schemas up to {SCHEMA_VERSION}: upgrade sgviz to open it"
+            )
+        return msgspec.msgpack.decode(raw, type=Header), start + length
+    except msgspec.DecodeError as error:
+        raise SgvizError(f"the header of {name!r} is damaged: {error}") from error
+
+
+def _frames(data: bytes, start: int) -> list[memoryview]:
+    """The whole frames from `start` on, without their lengths."""
+    view, size, unpack = memoryview(data), len(data), _LENGTH.unpack_from
+    out: list[memoryview] = []
+    while start + 4 <= size:
+        begin = start + 4
+        start = begin + unpack(data, start)[0]
+        if start == begin or start > size:
+            break
+        out.append(view[begin:start])
+    return out
+
+
+def _decode(frames: Sequence[memoryview]) -> tuple[list[Event], list[UnknownEvent], int]:
+    """Known events, unknown ones, and how many frames were sound (the first damaged one ends the file)."""
+    decode = msgspec.msgpack.Decoder(list[Event]).decode
+    events: list[Event] = []
+    unknown: list[UnknownEvent] = []
+    for start in range(0, len(frames), _CHUNK):
+        chunk = frames[start : start + _CHUNK]
+        try:
+            events += decode(_ARRAY32.pack(b"\xdd", len(chunk)) + b"".join(chunk))
+        except msgspec.DecodeError:
+            sound = _decode_each(chunk, events, unknown)
+            if sound < len(chunk):
+                return events, unknown, start + sound
+    return events, unknown, len(frames)
+
+
+def _decode_each(chunk: Sequence[memoryview], events: list[Event], unknown: list[UnknownEvent]) -> int:
+    """One frame at a time; returns how many were sound."""
+    decode = msgspec.msgpack.Decoder(Event).decode
+    for index, frame in enumerate(chunk):
+        try:
+            events.append(decode(frame))
+        except msgspec.ValidationError:
+            stranger = _as_unknown(bytes(frame))
+            if stranger is None:
+                return index
+            unknown.append(stranger)
+        except msgspec.DecodeError:
+            return index
+    return len(chunk)
+
+
+def _as_unknown(frame: bytes) -> UnknownEvent | None:
+    """The stamps of an event whose body does not fit; None when it is no event at all."""
+    try:
+        seq, t, component, iteration, body = msgspec.msgpack.decode(frame, type=_Stamped)[:5]
+        return UnknownEvent(seq, t, component, iteration, str(body[0]), frame)
+    except (msgspec.DecodeError, IndexError):
+        return None
+
+
+_Stamped = tuple[int, int, str, int, list[object]]
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """A million new objects and none to collect: the collector would double the time of a load."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

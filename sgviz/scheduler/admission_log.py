@@ -1,0 +1,68 @@
+"""Turns verdicts into events, edge-triggered: a refusal is told when its reason changes, not every step.
+
+Observation stays O(1) a step however long the queue is. Imports: events, batch.
+"""
+
+from __future__ import annotations
+
+from sgviz.batch.req import Req
+from sgviz.cache.kv_cache import Match
+from sgviz.events import Reason, Tracer, schema
+from sgviz.scheduler.prefill_adder import Admitted, Verdict
+
+
+class AdmissionLog:
+    """Remembers what was said last, so that a repeated refusal costs nothing."""
+
+    def __init__(self, trace: Tracer) -> None:
+        self._trace = trace
+        self._refused: tuple[str, Reason] | None = None
+        self._stopped: tuple[str, Reason] | None = None
+
+    def matched(self, req: Req, match: Match, limit: int) -> None:
+        if self._trace.on:
+            body = schema.PrefixMatched(rid=req.rid, tokens=match.length, limit=limit, node=match.node.id)
+            self._trace.emit(body)
+
+    def verdict(self, verdict: Verdict) -> None:
+        if not self._trace.on:
+            return
+        if isinstance(verdict, Admitted):
+            self._admitted(verdict)
+        elif self._refused != (verdict.req.rid, verdict.reason):
+            self._refused = (verdict.req.rid, verdict.reason)
+            self._trace.emit(
+                schema.AdmitRefused(
+                    rid=verdict.req.rid,
+                    reason=verdict.reason,
+                    need=verdict.need,
+                    have=verdict.have,
+                    holders=verdict.holders,
+                )
+            )
+
+    def scan_stopped(self, rid: str, reason: Reason, behind: int) -> None:
+        if self._trace.on and self._stopped != (rid, reason):
+            self._stopped = (rid, reason)
+            self._trace.emit(schema.ScanStopped(rid=rid, reason=reason, behind=behind))
+
+    def _admitted(self, verdict: Admitted) -> None:
+        req = verdict.req
+        self._refused = self._stopped = None
+        self._trace.emit(
+            schema.AdmitOk(
+                rid=req.rid,
+                extend=verdict.extend,
+                prefix=verdict.prefix,
+                need=verdict.need,
+                have=verdict.have,
+                reserved=verdict.reserved,
+                chunked=verdict.chunked,
+                rem_total=verdict.rem_total,
+                rem_input=verdict.rem_input,
+                rem_chunk=-1 if verdict.rem_chunk is None else verdict.rem_chunk,
+            )
+        )
+        if verdict.chunked or verdict.prefix != req.kv.protected or req.inflight_middle_chunks:
+            end = verdict.prefix + verdict.extend
+            self._trace.emit(schema.ChunkCut(rid=req.rid, start=verdict.prefix, end=end, total=req.seqlen))

@@ -1,0 +1,136 @@
+"""Decode planning and retraction. Mirrors `update_running_batch` and `retract_decode` (facts 5.11).
+
+When the next position of every running request does not fit, requests are retracted: fewest generated
+tokens first and, among equals, the longest prompt; one always stays. Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.events import schema
+from sgviz.messages import FinishReason
+from sgviz.scheduler.new_token_ratio import RETRACT_DECODE_STEPS
+from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.state import SchedulerState
+
+log = logging.getLogger(__name__)
+
+
+class DecodePlanner:
+    """Plans one more token for every running request."""
+
+    def __init__(self, state: SchedulerState, ender: RequestEnder) -> None:
+        self._state = state
+        self._ender = ender
+
+    def next_batch(self) -> ScheduleBatch | None:
+        """The running batch with one new slot each, or None if nothing can decode now."""
+        state = self._state
+        batch = state.running_batch
+        before = len(batch)
+        batch.filter_batch(lambda req: not _will_finish_by_length(req))
+        if len(batch) < before:
+            batch.batch_is_full = False
+        if batch.is_empty:
+            return None
+        if self._fits(batch.reqs):
+            state.ratio.decay()
+        elif state.pending_results and any(req.inflight and _ends_next(req) for req in state.live.values()):
+            return None  # memory comes with the result that is under way
+        else:
+            self._retract(batch)
+            if batch.is_empty:
+                return None
+        batch.prepare_for_decode(state.cache, state.take_bid())
+        return batch
+
+    def can_ride_along(self) -> bool:
+        """Whether the running requests fit into a mixed batch (which never retracts)."""
+        batch = self._state.running_batch
+        batch.filter_batch(lambda req: not _will_finish_by_length(req))
+        return not batch.is_empty and self._fits(batch.reqs)
+
+    def _fits(self, reqs: Sequence[Req]) -> bool:
+        """Room for one more position each, evicting from the tree if it must be."""
+        return self._state.cache.ensure(self._need(reqs))
+
+    def _need(self, reqs: Sequence[Req]) -> int:
+        return self._state.cache.extend_need(reqs, [req.kv.allocated + 1 for req in reqs])
+
+    def _retract(self, batch: ScheduleBatch) -> None:
+        state = self._state
+        order = sorted(batch.reqs, key=lambda req: (-len(req.output_ids), len(req.origin_input_ids)))
+        victims: list[tuple[Req, int, int]] = []
+        while len(order) > 1 and not self._fits(order):
+            victim = order.pop()
+            victims.append((victim, self._need([*order, victim]), state.cache.room()))
+            if victim.to_finish is not None:  # it was being aborted anyway
+                self._ender.drop(victim, "running", victim.to_finish.message or "", victim.to_finish)
+                victims.pop()
+                continue
+            state.cache.release(victim, [], insert=False, why="retract")
+            victim.reset_for_retract()
+        kept = set(map(id, order))  # membership only
+        batch.reqs = [req for req in batch.reqs if id(req) in kept]
+        batch.batch_is_full = False
+        self._requeue(victims, order)
+        state.cache.ensure(RETRACT_DECODE_STEPS * len(order))
+        if not self._fits(batch.reqs):
+            self._abort_last(batch)
+
+    def _requeue(self, victims: Sequence[tuple[Req, int, int]], survivors: Sequence[Req]) -> None:
+        if not victims:
+            return
+        state = self._state
+        before = state.ratio.current
+        after = state.ratio.after_retraction([(len(req.output_ids), req.max_new_tokens) for req in survivors])
+        log.warning("KV full: retracted %d requests, new_token_ratio %.3f -> %.3f", len(victims), before, after)
+        now = state.clock.now()
+        for req, need, have in victims:
+            req.requeued_ns = now
+            state.waiting_queue.append(req)
+            if state.trace.on:
+                state.trace.emit(
+                    schema.RequestRetracted(
+                        rid=req.rid,
+                        output_tokens=len(req.output_ids),
+                        need=need,
+                        have=have,
+                        ratio_before=before,
+                        ratio_after=after,
+                    )
+                )
+                state.trace.emit(
+                    schema.QueueEntered(
+                        rid=req.rid,
+                        position=len(state.waiting_queue) - 1,
+                        prompt_tokens=len(req.origin_input_ids),
+                        max_new_tokens=req.max_new_tokens,
+                        stream=req.stream,
+                        again=True,
+                    )
+                )
+
+    def _abort_last(self, batch: ScheduleBatch) -> None:
+        """The only request left does not fit alone."""
+        for req in batch.reqs:
+            message = (
+                f"request {req.rid} needs more KV memory than the pool of "
+                f"{self._state.cache.total} tokens has left ({self._state.cache.room()})"
+            )
+            reason = FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
+            self._ender.drop(req, "retract", message, reason)
+        batch.reqs = []
+
+
+def _will_finish_by_length(req: Req) -> bool:
+    """The tokens under way bring it to its limit: another forward would be for nothing."""
+    return req.inflight > 0 and len(req.output_ids) + req.inflight >= req.max_new_tokens
+
+
+def _ends_next(req: Req) -> bool:
+    return _will_finish_by_length(req) or req.to_finish is not None

@@ -1,0 +1,211 @@
+"""Messages into the scheduler: new requests, aborts, control. Mirrors `process_input_requests` (facts 5.2, 5.3).
+
+Simplified: a request that fails the scheduler's own checks is answered at once instead of running as a
+one-token prefill. Imports: messages, channel, batch, events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from sgviz.batch.req import Req
+from sgviz.events import schema
+from sgviz.messages import (
+    AbortReq,
+    ConfigureTraceReq,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    HealthCheckOutput,
+    ShutdownReq,
+    ToScheduler,
+    TokenizedGenerateReqInput,
+)
+from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.state import SchedulerState
+
+HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"
+NO_LIMIT = 1 << 30
+
+
+class Inbox(Protocol):
+    """Where messages come from; `sgviz.channel.Receiver` is one."""
+
+    def drain(self, limit: int = ...) -> list[ToScheduler]: ...
+
+    def wait(self, timeout_ms: int) -> bool: ...
+
+
+class Outbox(Protocol):
+    def send(self, message: msgspec.Struct) -> None: ...
+
+
+class Intake:
+    """Dispatches each message to its handler."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        inbox: Inbox,
+        ender: RequestEnder,
+        to_tokenizer: Outbox,
+        to_detokenizer: Outbox,
+    ) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._ender = ender
+        self._to_tokenizer = to_tokenizer
+        self._to_detokenizer = to_detokenizer
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.shutdown = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            TokenizedGenerateReqInput: self._generate,
+            AbortReq: self._abort,
+            FlushCacheReqInput: self._flush,
+            GetInternalStateReq: self._internal_state,
+            ConfigureTraceReq: self._configure_trace,
+            ShutdownReq: self._shutdown,
+        }
+
+    def receive(self) -> int:
+        """Handle all messages that are there; never waits. Returns how many there were."""
+        messages = self._inbox.drain()
+        for message in messages:
+            self._handlers[type(message)](message)
+        return len(messages)
+
+    def _generate(self, message: TokenizedGenerateReqInput) -> None:
+        """Make a Req of it, or refuse it with a reason."""
+        state = self._state
+        now = state.clock.now()
+        if message.rid.startswith(HEALTH_CHECK_PREFIX) and not state.is_fully_idle:
+            state.health_probes += 1
+            return
+        refusal = self._refusal(message)
+        if refusal is not None:
+            self._ender.refuse(message.rid, *refusal)
+            return
+        req = Req(
+            rid=message.rid,
+            origin_input_ids=message.input_ids,
+            sampling_params=message.sampling_params,
+            max_new_tokens=self._max_new_tokens(message),
+            stream=message.stream,
+            return_logprob=message.return_logprob,
+            top_logprobs_num=message.top_logprobs_num,
+            extra_key=message.extra_key,
+            priority=message.priority,
+            time_stats=message.time_stats,
+        )
+        req.time_stats.scheduler_recv = now
+        req.time_stats.wait_queue_entry = state.clock.now()
+        state.live[req.rid] = req
+        state.waiting_queue.append(req)
+        self._emit_entered(req)
+
+    def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int] | None:
+        """`(message, status)` if the request cannot be taken."""
+        state, limits = self._state, self._state.limits
+        length = len(message.input_ids)
+        if message.rid in state.live:
+            return f"request id {message.rid!r} is already running", 400
+        if length > limits.max_req_input_len:
+            return (
+                f"the prompt has {length} tokens; at most {limits.max_req_input_len} fit "
+                f"(KV pool {limits.max_total_num_tokens} tokens)",
+                400,
+            )
+        if limits.max_queued_requests is not None and len(state.waiting_queue) >= limits.max_queued_requests:
+            return f"the queue is full ({limits.max_queued_requests} requests wait); try again later", 503
+        return None
+
+    def _max_new_tokens(self, message: TokenizedGenerateReqInput) -> int:
+        """The request's limit, clamped so that it fits context and memory when alone."""
+        limits = self._state.limits
+        length, page = len(message.input_ids), limits.page_size
+        wanted = message.sampling_params.max_new_tokens
+        in_context = limits.max_req_len - length
+        in_memory = limits.max_total_num_tokens - -(-length // page) * page - page - 1
+        return max(0, min(NO_LIMIT if wanted is None else wanted, in_context, in_memory))
+
+    def _emit_entered(self, req: Req) -> None:
+        trace = self._state.trace
+        if not trace.on:
+            return
+        trace.emit(
+            schema.QueueEntered(
+                rid=req.rid,
+                position=len(self._state.waiting_queue) - 1,
+                prompt_tokens=len(req.origin_input_ids),
+                max_new_tokens=req.max_new_tokens,
+                stream=req.stream,
+                input_ids=np.asarray(req.origin_input_ids, dtype="<i4").tobytes(),
+                sampling=self._encode(req.sampling_params),
+                extra_key=req.namespace,
+            )
+        )
+
+    def _abort(self, message: AbortReq) -> None:
+        if message.abort_all:
+            self._ender.abort_all(message.message)
+        else:
+            self._ender.abort(message.rid, message.message)
+
+    def _flush(self, message: FlushCacheReqInput) -> None:
+        state = self._state
+        if state.is_fully_idle:
+            state.cache.flush()
+            reply = FlushCacheReqOutput(id=message.id, success=True, message="cache flushed")
+        else:
+            why = (
+                f"cache not flushed: {len(state.waiting_queue)} requests wait and "
+                f"{len(state.running_batch) + (state.chunked_req is not None)} run"
+            )
+            if state.trace.on:
+                state.trace.emit(schema.CacheFlushed(ok=False, why=why))
+            reply = FlushCacheReqOutput(id=message.id, success=False, message=why)
+        self._to_tokenizer.send(reply)
+
+    def _internal_state(self, message: GetInternalStateReq) -> None:
+        self._to_tokenizer.send(GetInternalStateReqOutput(id=message.id, state=internal_state(self._state)))
+
+    def _configure_trace(self, message: ConfigureTraceReq) -> None:
+        self._state.trace.on = message.on
+        self._to_detokenizer.send(message)
+
+    def _shutdown(self, message: ShutdownReq) -> None:
+        self._to_detokenizer.send(message)
+        self.shutdown = True
+
+    def answer_probe_when_idle(self) -> None:
+        """A probe that came while busy and found no result to ride on."""
+        state = self._state
+        for _ in range(state.health_probes):
+            self._to_tokenizer.send(HealthCheckOutput(rid=""))
+        state.health_probes = 0
+
+
+def internal_state(state: SchedulerState) -> dict[str, int | float]:
+    """Queue lengths, memory and limits, under SGLang's names where it has one."""
+    ledger = state.cache.ledger()
+    return {
+        "num_running_reqs": len(state.running_batch),
+        "num_waiting_reqs": len(state.waiting_queue),
+        "num_chunked_reqs": int(state.chunked_req is not None),
+        "num_live_reqs": len(state.live),
+        "forward_ct": state.forward_ct,
+        "new_token_ratio": state.ratio.current,
+        "max_total_num_tokens": ledger.total,
+        "available_tokens": ledger.free,
+        "evictable_tokens": ledger.evictable,
+        "protected_tokens": ledger.protected,
+        "private_tokens": ledger.private,
+        "free_rows": state.cache.req_to_token_pool.available_size(),
+        "max_running_requests": state.limits.max_running_requests,
+        "max_req_input_len": state.limits.max_req_input_len,
+    }

@@ -1,0 +1,215 @@
+"""Planner: what runs next, prefill first. Mirrors `get_next_batch_to_run` and its parts (facts 5.5, 5.6).
+
+One turn: settle the batch of the turn before, try a prefill batch, else decode. The planner asks the
+adder for verdicts, emits them, and carries out the admitted ones. Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.events import Reason, schema
+from sgviz.scheduler.admission_log import AdmissionLog
+from sgviz.scheduler.decode import DecodePlanner
+from sgviz.scheduler.policy import PolicyView, SchedulePolicy
+from sgviz.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
+from sgviz.scheduler.queue_order import order_queue
+from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.state import SchedulerState
+
+
+class Planner:
+    """Plans one batch a turn."""
+
+    def __init__(
+        self, state: SchedulerState, policy: SchedulePolicy, decode: DecodePlanner, ender: RequestEnder
+    ) -> None:
+        self.policy = policy
+        self._state = state
+        self._decode = decode
+        self._ender = ender
+        self._view = PolicyView(state)
+        self._log = AdmissionLog(state.trace)
+
+    def get_next_batch_to_run(self) -> ScheduleBatch | None:
+        """The next batch with rows and slots taken, or None if nothing can run."""
+        self._settle_chunk()
+        self._settle_last_batch()
+        batch = self._new_prefill_batch()
+        if batch is None:
+            batch = self._decode.next_batch()
+        if batch is not None:
+            self._emit_planned(batch)
+        return batch
+
+    def _settle_chunk(self) -> None:
+        """Drop an aborted chunked request, or put what it computed into the tree."""
+        state = self._state
+        req = state.chunked_req
+        if req is None:
+            return
+        if state.chunk_aborted is not None:
+            state.chunked_req = None
+            self._ender.drop(req, "chunk", state.chunk_aborted)
+            state.chunk_aborted = None
+        elif req.kv.allocated > req.kv.protected:
+            state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
+            req.prefix_len = req.extend_end
+
+    def _settle_last_batch(self) -> None:
+        """Requests whose prefill is done start decoding; finished ones leave."""
+        state = self._state
+        running, last = state.running_batch, state.last_batch
+        if last is not None and last.forward_mode.is_extend:
+            before = len(last)
+            chunked = last.chunked_req
+            last.filter_batch(lambda req: not req.finished and req is not chunked and req is not state.chunked_req)
+            if len(last) < before:
+                running.batch_is_full = False
+            running.merge_batch(last)
+        state.last_batch = None
+        before = len(running)
+        running.filter_batch(lambda req: not req.finished)
+        if len(running) < before:
+            running.batch_is_full = False
+
+    def _new_prefill_batch(self) -> ScheduleBatch | None:
+        state = self._state
+        running = state.running_batch
+        if running.is_empty:
+            running.batch_is_full = False
+        if (running.batch_is_full or not state.waiting_queue) and state.chunked_req is None:
+            return None
+        slots = self._free_slots()
+        if slots <= 0 and state.chunked_req is None:
+            running.batch_is_full = True
+            self._refuse_for_slots(state.waiting_queue[0])
+            return None
+        state.waiting_queue = order_queue(state.waiting_queue, self.policy, self._view, state.trace)
+        adder = self._scan(slots)
+        if not adder.can_run_list:
+            return None
+        return self._form(adder)
+
+    def _free_slots(self) -> int:
+        """How many requests this batch may hold: running slots and rows (the chunked one has its row)."""
+        state = self._state
+        held = 1 if state.chunked_req is not None else 0
+        rows = state.cache.req_to_token_pool.available_size() + held
+        return min(state.limits.max_running_requests - len(state.running_batch), rows)
+
+    def _scan(self, slots: int) -> PrefillAdder:
+        """Continue the chunked prompt, then try the queue in order until a verdict says stop."""
+        state = self._state
+        mixed = len(state.running_batch) if self._mixes() else 0
+        adder = PrefillAdder(
+            state.cache, state.limits, state.running_batch.reqs, state.ratio.current, mixed_decode_tokens=mixed
+        )
+        stop: Reason | None = None
+        if state.chunked_req is not None:
+            verdict = adder.add_chunked_req(state.chunked_req)
+            self._log.verdict(verdict)
+            stop = verdict.next if isinstance(verdict, Admitted) else verdict.reason
+        for position, req in enumerate(state.waiting_queue):
+            if stop is None and len(adder.can_run_list) >= slots:
+                state.running_batch.batch_is_full = True
+                stop = self._slot_reason()
+            if stop is not None:
+                self._log.scan_stopped(req.rid, stop, len(state.waiting_queue) - position - 1)
+                break
+            stop = self._try(adder, req)
+        if stop is Reason.KV:
+            state.running_batch.batch_is_full = bool(adder.can_run_list) or len(state.running_batch) > 0
+        return adder
+
+    def _try(self, adder: PrefillAdder, req: Req) -> Reason | None:
+        """One candidate; returns what stops the scan after it."""
+        state = self._state
+        limit = req.seqlen - 1  # one token must be computed to get logits
+        match = state.cache.match(req.fill_ids(), req.namespace, limit)
+        verdict = adder.add_one_req(req, match)
+        if isinstance(verdict, Refused):
+            self._log.verdict(verdict)
+            behind = len(state.waiting_queue) - 1 - len(adder.can_run_list)
+            self._log.scan_stopped(req.rid, verdict.reason, max(behind, 0))
+            return verdict.reason
+        self._log.matched(req, match, limit)
+        self._log.verdict(verdict)
+        return verdict.next
+
+    def _form(self, adder: PrefillAdder) -> ScheduleBatch:
+        """Turn the adder's list into a batch with rows and slots."""
+        state = self._state
+        admitted = set(map(id, adder.can_run_list))  # membership only, never iterated
+        state.waiting_queue = [req for req in state.waiting_queue if id(req) not in admitted]
+        if state.chunked_req is None or state.chunked_req in adder.can_run_list:
+            state.chunked_req = adder.new_chunked_req
+        now = state.clock.now()
+        for req in adder.can_run_list:
+            self._enter_forward(req, now)
+        batch = ScheduleBatch(state.cache.req_to_token_pool, list(adder.can_run_list), chunked_req=adder.new_chunked_req)
+        batch.prepare_for_extend(state.cache, state.take_bid())
+        if self._mixes() and self._decode.can_ride_along():
+            batch.mix_with_running(state.running_batch, state.cache)
+            state.running_batch = ScheduleBatch(state.cache.req_to_token_pool)
+        return batch
+
+    def _enter_forward(self, req: Req, now: int) -> None:
+        stats = req.time_stats
+        if stats.wait_queue_entry and not req.kv.row:
+            stats.queue_ns += now - (req.requeued_ns or stats.wait_queue_entry)
+        stats.forward_entry = stats.forward_entry or now
+        if not req.counted_cached and not req.is_retracted:
+            req.cached_tokens = req.prefix_len
+        req.counted_cached = True
+        req.is_retracted = False
+        if req is self._state.chunked_req:
+            req.inflight_middle_chunks += 1
+
+    def _mixes(self) -> bool:
+        """Whether decoding requests ride along with this prefill batch."""
+        limits = self._state.limits
+        running = self._state.running_batch
+        return (
+            limits.enable_mixed_chunk
+            and limits.chunked_prefill_size is not None
+            and len(running) > 0
+            and len(running) < limits.chunked_prefill_size
+            and not running.return_logprob
+        )
+
+    def _refuse_for_slots(self, req: Req) -> None:
+        reason = self._slot_reason()
+        state = self._state
+        limit = state.limits.max_running_requests
+        have = 0 if reason is Reason.RUNNING_SLOTS else state.cache.req_to_token_pool.available_size()
+        need = len(state.running_batch) + 1 if reason is Reason.RUNNING_SLOTS else 1
+        holders = tuple((other.rid, 1) for other in state.running_batch.reqs[:8])
+        self._log.verdict(Refused(req, reason, need, limit if reason is Reason.RUNNING_SLOTS else have, holders))
+        self._log.scan_stopped(req.rid, reason, len(state.waiting_queue) - 1)
+
+    def _slot_reason(self) -> Reason:
+        state = self._state
+        full = state.cache.req_to_token_pool.available_size() <= 0
+        return Reason.ROWS if full and len(state.running_batch) < state.limits.max_running_requests else Reason.RUNNING_SLOTS
+
+    def _emit_planned(self, batch: ScheduleBatch) -> None:
+        trace = self._state.trace
+        if not trace.on:
+            return
+        cache = self._state.cache
+        trace.emit(
+            schema.BatchPlanned(
+                bid=batch.bid,
+                mode=batch.forward_mode,
+                rids=tuple([req.rid for req in batch.reqs]),
+                extend_lens=tuple(batch.extend_lens),
+                prefix_lens=tuple(batch.prefix_lens),
+                running=len(self._state.running_batch),
+                waiting=len(self._state.waiting_queue),
+                kv_free=cache.available_size(),
+                kv_evictable=cache.evictable_size(),
+                kv_protected=cache.protected_size(),
+                new_token_ratio=self._state.ratio.current,
+            )
+        )

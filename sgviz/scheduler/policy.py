@@ -1,0 +1,169 @@
+"""Order of the waiting queue. Mirrors SGLang's SchedulePolicy (facts 5.7).
+
+A policy is any object with a `name` and an `order(waiting, view)` that returns the same requests in
+another order; it reads requests and the `PolicyView` and changes neither. Cache-aware policies act as
+fcfs without a radix cache, and lpm also with a long queue. Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sgviz.batch.req import Req
+from sgviz.cache.radix_cache import RadixCache
+from sgviz.errors import ConfigError, suggest
+from sgviz.events import Tracer
+from sgviz.scheduler.state import SchedulerState
+
+LPM_QUEUE_LIMIT = 128
+IN_BATCH_CHECK_THRESHOLD = 32  # only requests with at most this much cached are compared with each other
+IN_BATCH_DEPRIORITIZE_THRESHOLD = 32
+
+
+class PolicyView:
+    """What a policy may look at besides the queue: the cache, the running batch and the clock."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    @property
+    def running(self) -> Sequence[Req]:
+        """The requests that are decoding."""
+        return tuple(self._state.running_batch.reqs)
+
+    @property
+    def now_ns(self) -> int:
+        return self._state.clock.now()
+
+    @property
+    def free_tokens(self) -> int:
+        """KV tokens that are free or could be freed from the tree."""
+        return self._state.cache.room()
+
+    @property
+    def page_size(self) -> int:
+        return self._state.cache.page_size
+
+    @property
+    def cache_enabled(self) -> bool:
+        return not self._state.cache.disable_radix_cache
+
+    def matched(self, req: Req) -> int:
+        """Tokens of the request that the prefix cache holds now; looking does not change the cache."""
+        return self._state.cache.peek(req.fill_ids(), req.namespace, limit=req.seqlen - 1)
+
+    def path(self, req: Req) -> tuple[int, ...]:
+        """Ids of the tree nodes that hold the request's cached prefix, from the root downwards."""
+        return self._state.cache.peek_path(req.fill_ids(), req.namespace)
+
+
+class SchedulePolicy(Protocol):
+    """Anything that can order the waiting queue."""
+
+    name: str
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        """The same requests, first to be tried first. Called once for every prefill plan."""
+        ...
+
+
+class Fcfs:
+    """First come, first served."""
+
+    name = "fcfs"
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        return waiting
+
+
+class LongestPrefixMatch:
+    """Most cached tokens first; of several cold requests with a common head only one goes ahead of the rest."""
+
+    name = "lpm"
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        if not view.cache_enabled or len(waiting) > LPM_QUEUE_LIMIT:
+            return waiting
+        matched = [view.matched(req) for req in waiting]
+        later = self._repeats(waiting, matched, view.page_size)
+        ranked = sorted(range(len(waiting)), key=lambda i: (later[i], -matched[i]))
+        return [waiting[i] for i in ranked]
+
+    @staticmethod
+    def _repeats(waiting: Sequence[Req], matched: Sequence[int], page_size: int) -> list[bool]:
+        """Which requests share a long head with one before them, which will be in the cache next time."""
+        scratch = RadixCache(page_size, Tracer("policy", None))
+        out = [False] * len(waiting)
+        for i, req in enumerate(waiting):
+            if matched[i] > IN_BATCH_CHECK_THRESHOLD:
+                continue
+            ids = req.fill_ids()
+            if scratch.peek(ids, req.namespace) >= IN_BATCH_DEPRIORITIZE_THRESHOLD:
+                out[i] = True
+            else:
+                scratch.insert_ids(ids, req.namespace)
+        return out
+
+
+class DfsWeight:
+    """Depth-first through the prefix tree, subtrees with many waiting requests first."""
+
+    name = "dfs-weight"
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        if not view.cache_enabled:
+            return waiting
+        paths = [view.path(req) for req in waiting]
+        weight: dict[int, int] = {}
+        for path in paths:
+            for node in path:
+                weight[node] = weight.get(node, 0) + 1
+        # heavier branches first at every level; at a node its own requests come before those further down
+        ranked = sorted(range(len(waiting)), key=lambda i: [(-weight[node], node) for node in paths[i]])
+        return [waiting[i] for i in ranked]
+
+
+class LongestOutputFirst:
+    """Largest max_new_tokens first."""
+
+    name = "lof"
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        return sorted(waiting, key=lambda req: -req.max_new_tokens)
+
+
+class RandomOrder:
+    """A new seeded shuffle for every plan."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
+        shuffled = list(waiting)
+        self._random.shuffle(shuffled)
+        return shuffled
+
+
+_POLICIES: dict[str, Callable[[int], SchedulePolicy]] = {
+    "fcfs": lambda seed: Fcfs(),
+    "lpm": lambda seed: LongestPrefixMatch(),
+    "dfs-weight": lambda seed: DfsWeight(),
+    "lof": lambda seed: LongestOutputFirst(),
+    "random": RandomOrder,
+}
+
+
+def make_policy(name: str, seed: int) -> SchedulePolicy:
+    """The built-in policy of that name; ConfigError with the nearest name otherwise."""
+    if name not in _POLICIES:
+        raise ConfigError(
+            f"schedule_policy {name!r} is not one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}",
+            param="schedule_policy",
+        )
+    return _POLICIES[name](seed)

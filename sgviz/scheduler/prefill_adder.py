@@ -1,0 +1,229 @@
+"""PrefillAdder: the budget of one prefill batch, with typed verdicts. Mirrors SGLang's class (facts 5.9).
+
+The adder decides and keeps the accounts of the batch; it never allocates. `Admitted` carries in `next`
+what stops the *following* candidate, if anything; `Refused` says which budget failed, by how much, and
+who holds it. Simplified: no host cache, no LoRA, no delayer. Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sgviz.batch.req import Req
+from sgviz.cache.kv_cache import KVCache, Match
+from sgviz.events import Reason
+from sgviz.scheduler.state import Limits
+
+CLIP_MAX_NEW_TOKENS_ESTIMATION = 4096
+MAX_HOLDERS = 8  # named in a refusal; the rest would only repeat the point
+
+Holders = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request is in: `extend` new tokens behind `prefix` cached ones, `reserved` promised for output.
+
+    `need < have` is the memory check in tokens (0, 0 when a continued chunk skips it). `next` is the
+    budget that is now used up, None if the next candidate may be tried; `rem_*` is what the batch has left.
+    """
+
+    req: Req
+    extend: int
+    prefix: int
+    need: int
+    have: int
+    reserved: int
+    chunked: bool
+    next: Reason | None
+    rem_total: int
+    rem_input: int
+    rem_chunk: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request stays in the queue: `need` of something of which there is only `have`."""
+
+    req: Req
+    reason: Reason
+    need: int
+    have: int
+    holders: Holders = ()
+
+
+Verdict = Admitted | Refused
+
+
+def remaining_output(req: Req) -> int:
+    """Output tokens the request may still ask for, clipped for estimates."""
+    return min(max(req.max_new_tokens - len(req.output_ids), 0), CLIP_MAX_NEW_TOKENS_ESTIMATION)
+
+
+@dataclass(slots=True)
+class PrefillAdder:
+    """Accounts of the batch being planned.
+
+    Args:
+        running: requests that are decoding; their future tokens are reserved at `ratio`.
+        mixed_decode_tokens: decoding requests that will ride along in this batch.
+    """
+
+    cache: KVCache
+    limits: Limits
+    running: Sequence[Req]
+    ratio: float
+    mixed_decode_tokens: int = 0
+    can_run_list: list[Req] = field(default_factory=list)
+    new_chunked_req: Req | None = None
+    total_offset: float = 0.0
+    current_offset: int = 0
+    rem_input: int = 0
+    rem_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        self.total_offset = self.mixed_decode_tokens + sum(
+            remaining_output(req) * (1.0 if req.sampling_params.ignore_eos else self.ratio) for req in self.running
+        )
+        self.current_offset = self.mixed_decode_tokens
+        self.rem_input = self.limits.max_prefill_tokens - self.mixed_decode_tokens
+        if self.limits.chunked_prefill_size is not None:
+            self.rem_chunk = self.limits.chunked_prefill_size - self.mixed_decode_tokens
+
+    @property
+    def rem_total(self) -> float:
+        """Tokens not yet spoken for; live, since locking a prefix makes less of the tree evictable."""
+        return self.cache.room() - self.total_offset
+
+    @property
+    def cur_rem(self) -> int:
+        """Tokens free for this very step."""
+        return self.cache.room() - self.current_offset
+
+    def add_chunked_req(self, req: Req) -> Verdict:
+        """Continue the prompt that is under way: it goes first and skips the memory check.
+
+        It is refused only when not one page is left for it; decoding then goes on and frees some.
+        """
+        remaining = req.seqlen - req.prefix_len
+        length = min(self._chunk_limit(), remaining, self._floor_page(self.cache.room()))
+        if length < remaining:
+            length = self._floor_page(req.prefix_len + length) - req.prefix_len
+        if length <= 0:
+            return self._refuse(req, Reason.KV, self.limits.page_size, self.cache.room())
+        req.extend_end = req.prefix_len + length
+        done = length == remaining
+        self._commit(req, length, reserve=done)
+        self.new_chunked_req = None if done else req
+        return self._admitted(req, 0, 0, chunked=not done)
+
+    def add_one_req(self, req: Req, match: Match) -> Verdict:
+        """Try a waiting request whose cached prefix is `match`; on success its prefix is locked."""
+        if self.limits.prefill_max_requests is not None and len(self.can_run_list) >= self.limits.prefill_max_requests:
+            return self._refuse(req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, self.limits.prefill_max_requests)
+        extend = req.seqlen - match.length
+        need = extend + remaining_output(req) + self.limits.page_size
+        with self.cache.held(match.node):
+            have = int(self.rem_total)
+            if not self._memory_fits(req, extend, need):
+                return self._refuse(req, Reason.KV, need, have)
+            length = self._length_in_budget(req, match.length, extend)
+            if isinstance(length, Refused):
+                return length
+            self.cache.adopt(req, match)
+        req.prefix_len = match.length
+        req.extend_end = match.length + length
+        chunked = length < extend
+        if chunked:
+            self.new_chunked_req = req
+        self._commit(req, length, reserve=not chunked)
+        return self._admitted(req, need, have, chunked=chunked)
+
+    def _length_in_budget(self, req: Req, prefix: int, extend: int) -> int | Refused:
+        """How much of the extend fits this batch, or why none does."""
+        whole = self._ceil_page(extend)
+        if self.rem_chunk is None:
+            if self.can_run_list and whole >= self.rem_input:
+                return self._refuse(req, Reason.PREFILL_BUDGET, whole, self.rem_input)
+            return extend
+        if whole <= self.rem_chunk:
+            return extend
+        length = self._floor_page(prefix + self._floor_page(self.rem_chunk)) - prefix
+        if length <= 0:
+            return self._refuse(req, Reason.CHUNK_BUDGET, whole, self.rem_chunk)
+        return min(length, extend)
+
+    def _memory_fits(self, req: Req, extend: int, need: int) -> bool:
+        if req.sampling_params.ignore_eos and self.cache.disable_radix_cache:
+            return self._fits_to_the_end(req, extend)
+        return need < self.rem_total
+
+    def _fits_to_the_end(self, req: Req, extend: int) -> bool:
+        """With known lengths and no sharing, walk the finishes in order: memory must hold at each of them."""
+        page = self.limits.page_size
+        first = self._ceil_page(extend) + page
+        if first > min(self.rem_total, self.cur_rem):
+            return False
+        held = [(remaining_output(other), other.seqlen) for other in (*self.running, *self.can_run_list)]
+        held.append((remaining_output(req), req.seqlen))
+        held.sort()
+        free, freed, left = self.cur_rem - first, 0, len(held)
+        for tokens_left, occupied in held:
+            if free + freed - tokens_left * left <= left:
+                return False
+            left -= 1
+            freed += occupied
+        return True
+
+    def _chunk_limit(self) -> int:
+        """Length of a continued chunk: the chunk budget, and the free memory while there is any."""
+        chunk = self.rem_chunk if self.rem_chunk is not None else self.limits.max_req_len
+        total = int(self.rem_total)
+        return min(chunk, total) if total > 0 else chunk
+
+    def _commit(self, req: Req, length: int, *, reserve: bool) -> None:
+        pages = self._ceil_page(length)
+        self.can_run_list.append(req)
+        self.current_offset += pages + self.limits.page_size
+        self.total_offset += pages + self.limits.page_size + self._reserved(req, reserve)
+        self.rem_input -= pages
+        if self.rem_chunk is not None:
+            self.rem_chunk -= pages
+
+    @staticmethod
+    def _reserved(req: Req, reserve: bool) -> int:
+        return min(req.max_new_tokens, CLIP_MAX_NEW_TOKENS_ESTIMATION) if reserve else 0
+
+    def _admitted(self, req: Req, need: int, have: int, *, chunked: bool) -> Admitted:
+        reserved = self._reserved(req, not chunked)
+        return Admitted(
+            req, req.extend_len, req.prefix_len, need, have, reserved, chunked, self._next(),
+            int(self.rem_total), self.rem_input, self.rem_chunk,
+        )  # fmt: skip
+
+    def _next(self) -> Reason | None:
+        if self.rem_total <= 0 or self.cur_rem <= 0:
+            return Reason.KV
+        if self.rem_chunk is not None and self.rem_chunk <= 0:
+            return Reason.CHUNK_BUDGET
+        return Reason.PREFILL_BUDGET if self.rem_input <= 0 else None
+
+    def _refuse(self, req: Req, reason: Reason, need: int, have: int) -> Refused:
+        return Refused(req, reason, need, have, self._holders(reason))
+
+    def _holders(self, reason: Reason) -> Holders:
+        """Who holds the scarce thing: KV tokens (held and promised) or this batch's budget."""
+        if reason is Reason.KV:
+            held = [(req.rid, req.kv.allocated + remaining_output(req)) for req in (*self.running, *self.can_run_list)]
+        else:
+            held = [(req.rid, req.extend_len) for req in self.can_run_list]
+        held.sort(key=lambda item: -item[1])
+        return tuple(held[:MAX_HOLDERS])
+
+    def _ceil_page(self, tokens: int) -> int:
+        page = self.limits.page_size
+        return -(-tokens // page) * page
+
+    def _floor_page(self, tokens: int) -> int:
+        return tokens // self.limits.page_size * self.limits.page_size

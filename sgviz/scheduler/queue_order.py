@@ -1,0 +1,60 @@
+"""Applying a policy: order the queue, check what came back, tell what moved. Imports: batch, events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sgviz.batch.req import Req
+from sgviz.events import Tracer, schema
+from sgviz.scheduler.policy import PolicyView, SchedulePolicy
+
+log = logging.getLogger(__name__)
+
+
+def order_queue(waiting: list[Req], policy: SchedulePolicy, view: PolicyView, trace: Tracer) -> list[Req]:
+    """The queue in the policy's order. A policy that raises, drops or doubles a request is reported, and
+    the queue keeps its order."""
+    try:
+        ordered = policy.order(waiting, view)
+    except Exception as error:
+        return _failed(waiting, policy, f"raised {type(error).__name__}: {error}", trace)
+    if ordered is waiting:
+        return waiting
+    ordered = list(ordered)
+    fault = _fault(waiting, ordered)
+    if fault:
+        return _failed(waiting, policy, fault, trace)
+    if trace.on:
+        moves = _moves(waiting, ordered)
+        if moves:
+            trace.emit(schema.QueueSorted(policy=policy.name, moves=moves))
+    return ordered
+
+
+def _fault(waiting: Sequence[Req], ordered: Sequence[Req]) -> str:
+    """What is wrong with the returned order, or an empty string."""
+    seen: dict[int, Req] = {}
+    for req in ordered:
+        if id(req) in seen:
+            return f"returned {getattr(req, 'rid', req)!r} twice"
+        seen[id(req)] = req
+    missing = next((req for req in waiting if id(req) not in seen), None)
+    if missing is not None:
+        return f"dropped {missing.rid!r}"
+    if len(ordered) != len(waiting):
+        return f"returned {len(ordered)} requests of {len(waiting)}"
+    return ""
+
+
+def _failed(waiting: list[Req], policy: SchedulePolicy, fault: str, trace: Tracer) -> list[Req]:
+    name = getattr(policy, "name", type(policy).__name__)
+    log.error("schedule policy %s %s; the queue keeps the order of arrival", name, fault)
+    if trace.on:
+        trace.emit(schema.PolicyFailed(policy=str(name), fault=fault))
+    return waiting
+
+
+def _moves(before: Sequence[Req], after: Sequence[Req]) -> tuple[tuple[str, int, int], ...]:
+    old = {id(req): rank for rank, req in enumerate(before)}
+    return tuple((req.rid, old[id(req)], rank) for rank, req in enumerate(after) if old[id(req)] != rank)

@@ -1,0 +1,80 @@
+"""Ending requests outside the result of a forward: drops, aborts, refusals. Imports: batch, cache, messages.
+
+Every request that ends gets exactly one final message. One that was never sent to the detokenizer is
+answered straight to the TokenizerManager by an AbortReq; one that was streams a last, empty output, so
+that the detokenizer's state goes too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sgviz.batch.req import Req
+from sgviz.events import schema
+from sgviz.messages import AbortReq, FinishReason
+from sgviz.scheduler.output_streamer import OutputStreamer
+from sgviz.scheduler.state import SchedulerState
+
+
+class ToTokenizerManager(Protocol):
+    """Where control replies go."""
+
+    def send(self, message: AbortReq) -> None: ...
+
+
+class RequestEnder:
+    """Takes requests out of the scheduler before their time."""
+
+    def __init__(self, state: SchedulerState, streamer: OutputStreamer, to_tokenizer: ToTokenizerManager) -> None:
+        self._state = state
+        self._streamer = streamer
+        self._to_tokenizer = to_tokenizer
+
+    def drop(self, req: Req, where: str, why: str, reason: FinishReason | None = None) -> None:
+        """End a request that is not in a forward: give back its memory and send the final message."""
+        state = self._state
+        if req.kv.row or req.kv.node is not None:
+            state.cache.release(req, [], insert=False, why="abort")
+        state.running_batch.batch_is_full = False
+        req.finished_reason = reason or aborted(why)
+        req.time_stats.completion = state.clock.now()
+        state.live.pop(req.rid, None)
+        if state.trace.on:
+            state.trace.emit(schema.RequestAborted(rid=req.rid, where=where, why=why))
+        if req.send_decode_offset >= 0:
+            self._streamer.stream_output([req])
+        else:
+            self._to_tokenizer.send(AbortReq(rid=req.rid, finished_reason=req.finished_reason))
+
+    def refuse(self, rid: str, message: str, status_code: int) -> None:
+        """Answer a request that never became one."""
+        kind = "BadRequestError" if status_code == 400 else "ServiceUnavailableError"
+        reason = FinishReason(type="abort", message=message, status_code=status_code, err_type=kind)
+        if self._state.trace.on:
+            self._state.trace.emit(schema.RequestAborted(rid=rid, where="intake", why=message))
+        self._to_tokenizer.send(AbortReq(rid=rid, finished_reason=reason))
+
+    def abort(self, rid: str, why: str) -> None:
+        """End exactly `rid`, wherever it is; an unknown rid is ignored."""
+        state = self._state
+        req = state.live.get(rid)
+        if req is None:
+            return
+        if req is state.chunked_req:
+            state.chunk_aborted = why
+        elif any(other is req for other in state.waiting_queue):
+            state.waiting_queue = [other for other in state.waiting_queue if other is not req]
+            self.drop(req, "waiting", why)
+        elif req.to_finish is None:
+            req.to_finish = aborted(why)
+            if state.trace.on:
+                state.trace.emit(schema.RequestAborted(rid=rid, where="running", why=why))
+
+    def abort_all(self, why: str) -> None:
+        for rid in list(self._state.live):
+            self.abort(rid, why)
+
+
+def aborted(why: str) -> FinishReason:
+    """A normal ending by abort: no status code, the client gets the text so far."""
+    return FinishReason(type="abort", message=why or "Aborted")

@@ -1,0 +1,106 @@
+"""What a forward's result does to the requests. Mirrors `process_batch_result` (facts 8.1, 8.2).
+
+Works the same right after the launch (normal loop) and one step late (overlap loop): a member that
+finished or was retracted since the launch is skipped, its token dropped, its memory not touched twice.
+Imports: batch, cache, worker protocol, messages, events.
+"""
+
+from __future__ import annotations
+
+from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.events import schema
+from sgviz.messages import FinishReason, HealthCheckOutput
+from sgviz.scheduler.finish import Decode, finish_reason
+from sgviz.scheduler.launched import Launched
+from sgviz.scheduler.output_streamer import OutputStreamer
+from sgviz.scheduler.requests import ToTokenizerManager
+from sgviz.scheduler.state import SchedulerState
+from sgviz.worker.protocol import GenerationBatchResult
+
+
+class ResultProcessor:
+    """Appends tokens, ends requests, returns memory, sends output."""
+
+    def __init__(
+        self, state: SchedulerState, streamer: OutputStreamer, to_tokenizer: ToTokenizerManager, decode: Decode
+    ) -> None:
+        self._state = state
+        self._streamer = streamer
+        self._to_tokenizer = to_tokenizer
+        self._decode = decode
+
+    def process(self, launched: Launched, result: GenerationBatchResult) -> None:
+        """Put `result` into the requests of the launch it belongs to."""
+        state, batch = self._state, launched.batch
+        self._emit_finished(result)
+        taken: list[Req] = []
+        tokens: list[int] = []
+        for i, req in enumerate(batch.reqs):
+            if not launched.still_valid(i):
+                continue
+            if req is batch.chunked_req:
+                req.inflight_middle_chunks -= 1
+                continue
+            req.inflight -= 1
+            if req.finished:
+                continue
+            if self._append(req, i, result):
+                taken.append(req)
+                tokens.append(result.next_token_ids[i])
+            self._settle(req, batch, i)
+        ended = [req for req in batch.reqs if req.finished and not req.finished_output]
+        self._emit_processed(batch.bid, taken, tokens, ended)
+        self._streamer.stream_output(batch.reqs if not batch.chunked_req else [r for r in batch.reqs if r is not batch.chunked_req])
+        self._answer_probes(state)
+
+    def _append(self, req: Req, i: int, result: GenerationBatchResult) -> bool:
+        """Take the new token unless the request is being aborted or wants none; says whether it was taken."""
+        req.time_stats.prefill_finished = req.time_stats.prefill_finished or self._state.clock.now()
+        if req.to_finish is not None:
+            req.finished_reason = req.to_finish
+            return False
+        if req.max_new_tokens == 0:
+            req.finished_reason = FinishReason(type="length", length=0)
+            return False
+        req.output_ids.append(result.next_token_ids[i])
+        if req.return_logprob and result.logprobs is not None:
+            req.output_logprobs.append(result.logprobs[i])
+            req.output_top_logprobs.append(result.top_logprobs[i] if result.top_logprobs else [])
+        req.finished_reason = finish_reason(req, self._state.limits, self._decode)
+        return True
+
+    def _settle(self, req: Req, batch: ScheduleBatch, i: int) -> None:
+        """Memory after the token: a finished request gives all back, a prefilled one shares its prompt."""
+        state = self._state
+        if req.finished:
+            req.time_stats.completion = state.clock.now()
+            ids = req.fill_ids()[: req.committed_len]
+            state.cache.release(req, ids, insert=True, why="finish")
+            state.live.pop(req.rid, None)
+        elif batch.forward_mode.is_extend and i < len(batch.reqs) - batch.decode_rows:
+            state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
+
+    def _answer_probes(self, state: SchedulerState) -> None:
+        for _ in range(state.health_probes):
+            self._to_tokenizer.send(HealthCheckOutput(rid=""))
+        state.health_probes = 0
+
+    def _emit_finished(self, result: GenerationBatchResult) -> None:
+        trace = self._state.trace
+        if trace.on:
+            trace.emit(
+                schema.BatchFinished(
+                    bid=result.bid,
+                    start_ns=result.start_ns,
+                    end_ns=result.end_ns,
+                    can_run_cuda_graph=result.can_run_cuda_graph,
+                )
+            )
+
+    def _emit_processed(self, bid: int, taken: list[Req], tokens: list[int], ended: list[Req]) -> None:
+        trace = self._state.trace
+        if trace.on:
+            rids = tuple([req.rid for req in taken])
+            trace.emit(schema.TokensSampled(bid=bid, rids=rids, token_ids=tuple(tokens)))
+            trace.emit(schema.BatchProcessed(bid=bid, finished=tuple([req.rid for req in ended])))

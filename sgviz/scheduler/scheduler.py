@@ -1,0 +1,143 @@
+"""The Scheduler: its components joined, and the five verbs that the loops are written in.
+
+Mirrors SGLang's Scheduler as of 0.5.x. Time, chance, sockets and the worker are injected. Imports: batch, cache, worker protocol,
+channel, messages, events; never torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.cache.kv_cache import KVCache
+from sgviz.config import Settings
+from sgviz.events import Tracer, schema
+from sgviz.scheduler.decode import DecodePlanner
+from sgviz.scheduler.finish import Decode
+from sgviz.scheduler.intake import Inbox, Intake, Outbox
+from sgviz.scheduler.launched import Launched
+from sgviz.scheduler.loops import event_loop_normal, event_loop_overlap
+from sgviz.scheduler.new_token_ratio import NewTokenRatio
+from sgviz.scheduler.output_streamer import OutputStreamer
+from sgviz.scheduler.planner import Planner
+from sgviz.scheduler.policy import SchedulePolicy, make_policy
+from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.results import ResultProcessor
+from sgviz.scheduler.self_check import check_idle
+from sgviz.scheduler.state import Limits, SchedulerState
+from sgviz.scheduler.stops import Stop
+from sgviz.worker.protocol import Worker
+
+IDLE_WAIT_MS = 1000
+
+
+class Scheduler:
+    """One scheduler over one worker.
+
+    Args:
+        settings: what may run together; memory sizes come from `worker.info`.
+        inbox: messages from the TokenizerManager. to_tokenizer, to_detokenizer: where replies and output go.
+        decode: token ids to text, for stop strings.
+        policy: an object that replaces the named policy of the settings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        worker: Worker,
+        *,
+        inbox: Inbox,
+        to_tokenizer: Outbox,
+        to_detokenizer: Outbox,
+        decode: Decode,
+        trace: Tracer,
+        policy: SchedulePolicy | None = None,
+    ) -> None:
+        self.state = state = _make_state(settings, worker, trace)
+        self.worker = worker
+        self._inbox = inbox
+        self._overlap = not settings.schedule.disable_overlap_schedule
+        streamer = OutputStreamer(state, to_detokenizer, decode)
+        ender = RequestEnder(state, streamer, to_tokenizer)
+        chosen = policy or make_policy(settings.schedule.schedule_policy, settings.model.random_seed)
+        self.intake = Intake(state, inbox, ender, to_tokenizer, to_detokenizer)
+        self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
+        self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
+        self._idle_told = False
+
+    def event_loop(self) -> Iterator[Stop]:
+        """The loop that the settings choose."""
+        return event_loop_overlap(self) if self._overlap else event_loop_normal(self)
+
+    def run(self) -> None:
+        """Drain the loop until a ShutdownReq; block in a poll whenever there is nothing to do."""
+        for stop in self.event_loop():
+            if stop is Stop.IDLE:
+                self.state.trace.flush()
+                self._inbox.wait(IDLE_WAIT_MS)
+            elif stop is Stop.PROCESSED:
+                self.state.trace.flush()
+
+    def begin_turn(self) -> bool:
+        """Count the turn and take in messages; False when the scheduler is to stop."""
+        self.state.trace.iteration += 1
+        self.intake.receive()
+        return not self.intake.shutdown
+
+    def plan(self) -> ScheduleBatch | None:
+        batch = self.planner.get_next_batch_to_run()
+        self.state.last_batch = batch
+        return batch
+
+    def launch(self, batch: ScheduleBatch) -> Launched:
+        """Hand the batch to the worker; returns at once."""
+        state = self.state
+        state.forward_ct += 1
+        self._idle_told = False
+        for req in batch.reqs:
+            if req is not batch.chunked_req:
+                req.inflight += 1
+        launch = self.worker.launch(batch)
+        state.pending_results += 1
+        if state.trace.on:
+            state.trace.emit(schema.BatchLaunched(bid=batch.bid, forward_pass_id=launch.forward_pass_id))
+        return Launched.of(batch, launch)
+
+    def process(self, launched: Launched) -> None:
+        """Wait for the result of a launch and put it into the requests."""
+        result = launched.launch.result()
+        self.state.pending_results -= 1
+        self._results.process(launched, result)
+
+    def on_idle(self) -> None:
+        """Nothing to run: check the books, forget the pressure, say so once."""
+        state = self.state
+        self.intake.answer_probe_when_idle()
+        if self._idle_told or not state.is_fully_idle:
+            return
+        self._idle_told = True
+        state.ratio.reset()
+        check_idle(state)
+        if state.trace.on:
+            ledger = state.cache.ledger()
+            state.trace.emit(
+                schema.LoopIdle(
+                    kv_free=ledger.free, kv_evictable=ledger.evictable, kv_protected=ledger.protected
+                )
+            )
+
+
+def _make_state(settings: Settings, worker: Worker, trace: Tracer) -> SchedulerState:
+    info = worker.info
+    limits = Limits.derive(settings.schedule, settings.serve, info, settings.cache.page_size)
+    cache = KVCache(
+        size=info.max_total_num_tokens,
+        page_size=settings.cache.page_size,
+        rows=limits.max_running_requests,
+        max_context_len=min(info.context_len, info.max_total_num_tokens) + 1,
+        trace=trace,
+        disable_radix_cache=settings.cache.disable_radix_cache,
+    )
+    ratio = NewTokenRatio.from_conservativeness(settings.schedule.schedule_conservativeness)
+    running = ScheduleBatch(cache.req_to_token_pool)
+    return SchedulerState(cache, limits, trace.clock, trace, ratio, running)

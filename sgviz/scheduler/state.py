@@ -1,0 +1,105 @@
+"""What the scheduler's components share: queues, batches, limits. Mirrors the fields of SGLang's Scheduler (5.1).
+
+Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.cache.kv_cache import KVCache
+from sgviz.config import ScheduleConfig, ServeConfig
+from sgviz.events import Clock, Tracer
+from sgviz.scheduler.new_token_ratio import NewTokenRatio
+from sgviz.worker.protocol import WorkerInfo
+
+INPUT_LEN_MARGIN = 5  # max_req_input_len lies this much below max_req_len, as in SGLang
+DEFAULT_MAX_RUNNING = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds that do not change while the scheduler runs (a debugger may replace the whole object).
+
+    Attributes:
+        chunked_prefill_size: None when prompts are not cut.
+        max_req_len: prompt and output of one request. max_req_input_len: its prompt.
+    """
+
+    max_running_requests: int
+    chunked_prefill_size: int | None
+    max_prefill_tokens: int
+    prefill_max_requests: int | None
+    max_queued_requests: int | None
+    max_req_len: int
+    max_req_input_len: int
+    max_total_num_tokens: int
+    page_size: int
+    stream_interval: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    enable_mixed_chunk: bool = False
+
+    @classmethod
+    def derive(cls, schedule: ScheduleConfig, serve: ServeConfig, info: WorkerInfo, page_size: int) -> Limits:
+        """The limits that follow from settings, model and memory."""
+        capacity = info.max_total_num_tokens
+        max_req_len = min(info.context_len, capacity) - 1
+        wanted = schedule.max_running_requests or min(DEFAULT_MAX_RUNNING, max(1, capacity // 2))
+        chunk = schedule.chunked_prefill_size
+        return cls(
+            max_running_requests=max(1, min(wanted, capacity // page_size)),
+            chunked_prefill_size=None if chunk <= 0 else max(chunk, page_size),
+            max_prefill_tokens=schedule.max_prefill_tokens,
+            prefill_max_requests=schedule.prefill_max_requests,
+            max_queued_requests=schedule.max_queued_requests,
+            max_req_len=max_req_len,
+            max_req_input_len=max(1, max_req_len - INPUT_LEN_MARGIN),
+            max_total_num_tokens=capacity,
+            page_size=page_size,
+            stream_interval=serve.stream_interval,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            enable_mixed_chunk=schedule.enable_mixed_chunk,
+        )
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """The mutable heart. Only the scheduler's own thread touches it.
+
+    Attributes:
+        live: every request that has not ended, by rid.
+        chunked_req: at most one prompt that is being prefilled in pieces.
+        chunk_aborted: the chunked request was aborted; the next plan drops it.
+        last_batch: the batch planned in the turn before (None after an idle turn).
+        health_probes: probes that came while busy; the next result answers them.
+    """
+
+    cache: KVCache
+    limits: Limits
+    clock: Clock
+    trace: Tracer
+    ratio: NewTokenRatio
+    running_batch: ScheduleBatch
+    waiting_queue: list[Req] = field(default_factory=list)
+    live: dict[str, Req] = field(default_factory=dict)
+    chunked_req: Req | None = None
+    chunk_aborted: str | None = None
+    last_batch: ScheduleBatch | None = None
+    pending_results: int = 0
+    next_bid: int = 1
+    forward_ct: int = 0
+    health_probes: int = 0
+
+    @property
+    def is_fully_idle(self) -> bool:
+        """No request is alive. (A late forward of a finished one may still be under way; it holds nothing.)"""
+        return not self.live
+
+    def take_bid(self) -> int:
+        bid = self.next_bid
+        self.next_bid += 1
+        return bid

@@ -1,0 +1,128 @@
+"""What the HTTP layer is given: its collaborators as Protocols, the model's facts, keys and status.
+
+Mirrors the state that SGLang's http_server keeps in a module-level global; here it is an argument of
+`create_app`, so that two servers may live in one process.
+Imports: messages, events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+from fastapi import FastAPI
+
+from sgviz.events import Tracer
+from sgviz.messages import FlushCacheReqOutput, GenerateReqInput
+
+# SGLang's public answer dict: {"text", "output_ids", "meta_info", "index"?}; it leaves by /generate as it is
+EngineOutput = dict[str, Any]
+IsDisconnected = Callable[[], Awaitable[bool]]
+Scalar = str | int | float | bool | None
+
+
+class TokenizerManager(Protocol):
+    """The next stage. Its errors are those of `sgviz.errors`, also `ClientDisconnected`."""
+
+    def generate_request(
+        self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
+    ) -> AsyncIterator[EngineOutput | list[EngineOutput]]:
+        """Streamed: cumulative outputs, with `index` when there are several. Else one item: an output,
+        or the list of a batch in the order prompt_no * n + sample_no."""
+        ...
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None: ...
+
+    async def flush_cache(self) -> FlushCacheReqOutput: ...
+
+    async def get_internal_state(self, timeout: float) -> dict[str, Any]: ...
+
+    async def health_generate(self, timeout: float) -> bool:
+        """Whether any message came from the engine within `timeout` seconds of a small probe."""
+        ...
+
+    def response_sent(self, rid: str, status: int) -> None:
+        """The answer to `rid` ended; emits `response.finished`."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What serving itself needs of the tokenizer: /tokenize, /detokenize and the echo of id prompts."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+
+
+class ChatTemplates(Protocol):
+    def apply(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> list[int]:
+        """Prompt ids of a conversation."""
+        ...
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may ask of the model; `default_sampling` comes from its generation_config."""
+
+    served_model_name: str
+    model_path: str
+    context_len: int
+    vocab_size: int
+    version: str
+    tokenizer_path: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    is_generation: bool = True
+    weight_version: str = "default"
+    default_sampling: Mapping[str, float] = {}
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    api_key: str | None = None
+    admin_api_key: str | None = None
+
+
+class ServerState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(slots=True)
+class ServerStatus:
+    """Whether requests are taken. Whoever owns the engine sets it; `message` says more about a bad state."""
+
+    state: ServerState = ServerState.STARTING
+    message: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServingContext:
+    """Everything `create_app` needs.
+
+    Attributes:
+        settings: for /server_info; values under a name that ends in `api_key` are masked.
+        mounts: called with the app before it starts, to add routes (/metrics, /sgviz, /viz).
+        enable_cache_report: cached tokens in `usage.prompt_tokens_details`.
+        default_include_usage: streams end with usage even if not asked for.
+        health_generation: /health sends a small request through the pipeline.
+        health_timeout: seconds a probe or a question to the scheduler may take.
+    """
+
+    tokenizer_manager: TokenizerManager
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    facts: ModelFacts
+    trace: Tracer
+    status: ServerStatus
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    keys: Keys = Keys()
+    mounts: Sequence[Callable[[FastAPI], None]] = ()
+    enable_cache_report: bool = False
+    default_include_usage: bool = False
+    health_generation: bool = True
+    health_timeout: float = 20.0

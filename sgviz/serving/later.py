@@ -1,0 +1,137 @@
+"""Fields of features that come later. A value that would change the answer is refused by name.
+
+Unknown fields are ignored; these are known, and ignoring them would give a wrong answer without a word.
+A feature that is built takes its line out of the table. SGLang answers such fields per feature.
+Imports: errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Flag, auto
+from typing import Any
+
+import msgspec
+
+from sgviz.errors import BadRequest
+
+Body = dict[str, Any]
+
+
+class On(Flag):
+    """Which bodies a field belongs to."""
+
+    CHAT = auto()
+    COMPLETION = auto()
+    GENERATE = auto()
+    SAMPLING = auto()  # the sampling_params object of /generate
+    OPENAI = CHAT | COMPLETION
+    ALL = CHAT | COMPLETION | GENERATE
+
+
+def _given(value: Any, body: Body) -> bool:
+    return value is not None and value is not False and value not in ("", [], {})
+
+
+def _not_none(value: Any, body: Body) -> bool:
+    return value is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _chooses_tools(value: Any, body: Body) -> bool:
+    return value not in (None, "none", "auto")
+
+
+def _formats(value: Any, body: Body) -> bool:
+    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
+
+
+def _beyond_text(value: Any, body: Body) -> bool:
+    return value is not None and value != ["text"]
+
+
+def _more_than_n(value: Any, body: Body) -> bool:
+    n = body.get("n") or 1
+    return _is_number(value) and _is_number(n) and value > n
+
+
+def _echo_with_logprobs(value: Any, body: Body) -> bool:
+    return value is True and body.get("logprobs") is not None
+
+
+def _from_a_position(value: Any, body: Body) -> bool:
+    starts = value if isinstance(value, list) else [value]
+    return bool(body.get("return_logprob")) and any(start not in (None, -1) for start in starts)
+
+
+def _other_rank(value: Any, body: Body) -> bool:
+    return value is not None and not (_is_number(value) and value == 0)
+
+
+class Later(msgspec.Struct, frozen=True):
+    """One field: where it may stand, the feature it belongs to, and when its value changes the answer."""
+
+    field: str
+    on: On
+    feature: str
+    changes: Callable[[Any, Body], bool] = _given
+
+
+TABLE: tuple[Later, ...] = (
+    Later("tools", On.CHAT, "function calling"),
+    Later("tool_choice", On.CHAT, "function calling", _chooses_tools),
+    Later("functions", On.CHAT, "function calling"),
+    Later("function_call", On.CHAT, "function calling", _chooses_tools),
+    Later("response_format", On.OPENAI, "structured output", _formats),
+    Later("json_schema", On.OPENAI | On.SAMPLING, "structured output"),
+    Later("regex", On.OPENAI | On.SAMPLING, "structured output"),
+    Later("ebnf", On.OPENAI | On.SAMPLING, "structured output"),
+    Later("structural_tag", On.OPENAI | On.SAMPLING, "structured output"),
+    Later("guided_json", On.OPENAI, "structured output"),
+    Later("guided_regex", On.OPENAI, "structured output"),
+    Later("guided_choice", On.OPENAI, "structured output"),
+    Later("guided_grammar", On.OPENAI, "structured output"),
+    Later("structured_outputs", On.OPENAI, "structured output"),
+    Later("stop_regex", On.OPENAI | On.SAMPLING, "stopping at a regular expression"),
+    Later("modalities", On.CHAT, "audio output", _beyond_text),
+    Later("audio", On.CHAT, "audio output"),
+    Later("images", On.OPENAI, "multimodal input"),
+    Later("image_data", On.ALL, "multimodal input"),
+    Later("video_data", On.ALL, "multimodal input"),
+    Later("audio_data", On.ALL, "multimodal input"),
+    Later("input_embeds", On.ALL, "embeddings as input"),
+    Later("prompt_embeds", On.COMPLETION, "embeddings as input"),
+    Later("suffix", On.COMPLETION, "filling in the middle"),
+    Later("best_of", On.COMPLETION, "best_of above n", _more_than_n),
+    Later("echo", On.COMPLETION, "log-probabilities of the prompt (echo with logprobs)", _echo_with_logprobs),
+    Later("logprob_start_len", On.GENERATE, "log-probabilities of the prompt", _from_a_position),
+    Later("token_ids_logprob", On.GENERATE, "log-probabilities of chosen tokens"),
+    Later("lora_path", On.ALL, "LoRA adapters"),
+    Later("lora_id", On.ALL, "LoRA adapters"),
+    Later("session_params", On.ALL, "sessions"),
+    Later("session_id", On.ALL, "sessions"),
+    Later("custom_logit_processor", On.ALL, "custom logit processors"),
+    Later("custom_params", On.ALL | On.SAMPLING, "custom logit processors"),
+    Later("return_hidden_states", On.ALL, "hidden states"),
+    Later("return_routed_experts", On.ALL, "experts"),
+    Later("max_thinking_tokens", On.ALL, "reasoning budgets", _not_none),
+    Later("thinking_budget", On.ALL, "reasoning budgets", _not_none),
+    Later("priority", On.ALL, "priority scheduling", _not_none),
+    Later("bootstrap_host", On.ALL, "prefill/decode disaggregation", _not_none),
+    Later("bootstrap_port", On.ALL, "prefill/decode disaggregation", _not_none),
+    Later("bootstrap_room", On.ALL, "prefill/decode disaggregation", _not_none),
+    Later("disagg_prefill_dp_rank", On.ALL, "prefill/decode disaggregation", _not_none),
+    Later("routed_dp_rank", On.ALL, "data parallelism", _other_rank),
+    Later("data_parallel_rank", On.ALL, "data parallelism", _other_rank),
+)
+
+
+def refuse_later(body: Body, on: On, prefix: str = "") -> None:
+    """Raise BadRequest for the first field of `body` whose feature does not exist yet."""
+    for line in TABLE:
+        if line.on & on and line.field in body and line.changes(body[line.field], body):
+            name = prefix + line.field
+            raise BadRequest(f"{name} is not supported yet ({line.feature})", param=name)

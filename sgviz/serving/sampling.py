@@ -1,0 +1,61 @@
+"""From a body's fields to SamplingParams: request value, else the model's default, else SGLang's.
+
+Ranges are not checked here: `SamplingParams.verify` does it once, in the TokenizerManager.
+Imports: errors, messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sgviz.errors import BadRequest, suggest
+from sgviz.messages import SamplingParams
+from sgviz.messages.sampling import TOP_K_ALL
+from sgviz.serving.later import TABLE, On, refuse_later
+from sgviz.serving.protocol import OpenAIRequest, parse
+
+# body field -> SamplingParams field, where they differ
+_RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+_COPIED = (
+    "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim",
+    "skip_special_tokens", "spaces_between_special_tokens", "stream_interval", "min_tokens", "seed",
+)  # fmt: skip
+NATIVE_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name != "stop_str_max_len")
+_INT64_FIELDS = ("sampling_seed", "stream_interval", "max_new_tokens", "min_new_tokens")
+
+
+def openai_sampling(
+    request: OpenAIRequest, max_new_tokens: int | None, defaults: Mapping[str, float]
+) -> SamplingParams:
+    """The sampling of a chat or text completion; `defaults` come from the model's generation_config."""
+    given = {_RENAMED.get(name, name): getattr(request, name) for name in _COPIED}
+    values = {name: value for name, value in given.items() if value is not None}
+    return _build({**defaults, **values, "max_new_tokens": max_new_tokens}, "")
+
+
+def native_sampling(params: dict[str, Any], prefix: str = "sampling_params") -> SamplingParams:
+    """The sampling of /generate. An unknown name is refused: it is a mistyped setting."""
+    given = {name: value for name, value in params.items() if value is not None}
+    refuse_later(given, On.SAMPLING, f"{prefix}.")
+    known = {*NATIVE_FIELDS, *(line.field for line in TABLE if line.on & On.SAMPLING)}
+    for name in given:
+        if name not in known:
+            hint = suggest(name, NATIVE_FIELDS)
+            raise BadRequest(f"{prefix}: unknown sampling parameter {name!r}{hint}", param=f"{prefix}.{name}")
+    return _build({name: value for name, value in given.items() if name in NATIVE_FIELDS}, f"{prefix}.")
+
+
+def _build(values: dict[str, Any], prefix: str) -> SamplingParams:
+    top_k = values.get("top_k")
+    if isinstance(top_k, int) and top_k > TOP_K_ALL:
+        values["top_k"] = TOP_K_ALL
+    params = parse(SamplingParams, values, prefix.rstrip("."))
+    for name in _INT64_FIELDS:
+        value = getattr(params, name)
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise BadRequest(f"{prefix}{name}: {value} does not fit into 64 bits", param=prefix + name)
+    return params

@@ -1,0 +1,90 @@
+"""The border between scheduler and device: `launch` returns at once, `Launch.result()` waits.
+
+A worker executes launches in order on its *stream* (a thread on CPU, a CUDA stream on a GPU, a timer for
+a simulated device). The scheduler's thread builds the ForwardBatch inside `launch`, so whatever it changes
+afterwards in requests, rows or pools does not reach a forward that is under way. Decode inputs come from
+the FutureMap on the device's side, so the scheduler never waits for a token's value.
+Mirrors SGLang's TpModelWorker / GenerationBatchResult. Imports: batch (no torch here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sgviz.batch.schedule_batch import ScheduleBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What the scheduler must know of model and memory before it can plan.
+
+    Attributes:
+        max_total_num_tokens: KV slots of the pool (slot 0 not counted).
+        context_len: positions the model can address.
+        eos_token_ids: ids that end an answer (model and generation config together).
+        bytes_per_token: KV bytes one token costs, all layers.
+    """
+
+    model: str
+    vocab_size: int
+    context_len: int
+    max_total_num_tokens: int
+    eos_token_ids: tuple[int, ...]
+    device: str
+    dtype: str
+    num_layers: int = 0
+    bytes_per_token: int = 0
+    weight_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationBatchResult:
+    """What a forward gave, in the order of the batch's requests.
+
+    Attributes:
+        next_token_ids: one a request; the entry of an unfinished chunk is not to be used.
+        logprobs: natural log of the chosen token's probability by request, or None if nobody asked.
+        top_logprobs: by request `(logprob, token id)`, best first; empty for those who did not ask.
+        start_ns, end_ns: when the device was busy, on the host's monotonic clock.
+    """
+
+    bid: int
+    next_token_ids: list[int]
+    forward_pass_id: int
+    start_ns: int
+    end_ns: int
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[float, int]]] | None = None
+    can_run_cuda_graph: bool = False
+
+
+class Launch(Protocol):
+    """A forward under way."""
+
+    bid: int
+    forward_pass_id: int
+
+    def done(self) -> bool: ...
+
+    def result(self) -> GenerationBatchResult:
+        """Wait for the forward. Raises what the forward raised."""
+        ...
+
+
+class Worker(Protocol):
+    """Anything that can run a ScheduleBatch."""
+
+    info: WorkerInfo
+
+    def launch(self, batch: ScheduleBatch) -> Launch:
+        """Start the forward of `batch` behind those already launched, and return at once."""
+        ...
+
+    def forget(self, rows: list[int]) -> None:
+        """The rows are free again: drop what the device keeps for them (penalty counts, ...)."""
+        ...
+
+    def close(self) -> None:
+        """Stop the stream; launches under way are finished first."""
+        ...

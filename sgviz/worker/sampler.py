@@ -1,0 +1,247 @@
+"""Sampler: logits -> tokens and logprobs.
+
+Order of SGLang: penalties (additive, then repetition), min_new_tokens, logit_bias, NaN clean-up, then argmax
+for greedy rows, and for the others temperature, softmax, top-k / top-p / min-p and a draw. Different from it:
+every draw is the inverse CDF at a number hashed from (seed, place in the output), so a row's token depends on
+that row alone; and a row is sorted only as far as its filters reach. Two rows with the same probability rank
+by token id. Imports: worker.penalties, worker.random_bits, worker.sampling_batch, torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sgviz.worker.penalties import PenaltyState
+from sgviz.worker.random_bits import uniforms
+from sgviz.worker.sampling_batch import SamplingBatch, SamplingColumns
+
+NAN_LOGIT = -1e5  # what a NaN counts as
+FINITE = 1e30  # what an infinity counts as in a row that has nothing better
+LOGPROB_FLOOR = -9999.0  # lowest logprob told: JSON has no infinity
+TOP_P_SLACK = 1e-5  # more than float32 softmax is off by, so no member of a nucleus is missed
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampled:
+    """What came of B rows of logits.
+
+    Attributes:
+        tokens: [B] int64.
+        logprobs: [n] of the members that asked (`columns.asked`), or None if nobody did.
+        top_logprobs, top_ids: [n, widest wish] best first, or None; each member's own wish is a prefix.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor | None = None
+    top_logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+
+
+class Sampler:
+    """Samples the batches of one stream, in order; keeps the penalty counts of its rows."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.penalties = PenaltyState(vocab_size, device)
+        self._device = torch.device(device)
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        """`logits` [B, vocab] float32 may be overwritten."""
+        columns = batch.columns
+        if columns.plain:
+            return Sampled(tokens=_argmax(logits))
+        self._edit(logits, batch)
+        _clean(logits)
+        sampled = Sampled(tokens=self._tokens(logits, batch))
+        if len(columns.asked):
+            self._add_logprobs(sampled, logits, columns)
+        self._count(sampled.tokens, batch)
+        return sampled
+
+    def forget(self, rows: list[int]) -> None:
+        """The rows are free again."""
+        self.penalties.forget(rows)
+
+    def _edit(self, logits: Tensor, batch: SamplingBatch) -> None:
+        """Penalties, min_new_tokens and logit_bias, in place."""
+        columns = batch.columns
+        for member, output_ids in batch.fresh:
+            self.penalties.begin(columns.rows[member], output_ids)
+        if len(columns.penalized):
+            self.penalties.apply(
+                logits,
+                self._put(columns.penalized),
+                [columns.rows[i] for i in columns.penalized],
+                self._put(columns.frequency).float(),
+                self._put(columns.presence).float(),
+                self._put(columns.repetition).float(),
+            )
+        if len(columns.barred_member):
+            early = (batch.output_index < columns.min_new_tokens)[columns.barred_member]
+            members, ids = columns.barred_member[early], columns.barred_id[early]
+            logits[self._put(members), self._put(ids)] = -torch.inf
+        if len(columns.bias_member):
+            where = (self._put(columns.bias_member), self._put(columns.bias_id))
+            logits.index_put_(where, self._put(columns.bias_value).to(logits.dtype), accumulate=True)
+
+    def _tokens(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        columns = batch.columns
+        if columns.greedy.all():
+            return logits.argmax(-1)
+        drawing = np.flatnonzero(~columns.greedy)
+        whole = len(drawing) == len(logits)
+        part = logits if whole else logits[self._put(drawing)]
+        drawn = self._draw(part, columns, drawing, batch.output_index)
+        if whole:
+            return drawn
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        tokens[self._put(drawing)] = drawn
+        greedy = self._put(np.flatnonzero(columns.greedy))
+        tokens[greedy] = logits[greedy].argmax(-1)
+        return tokens
+
+    def _draw(
+        self,
+        logits: Tensor,
+        columns: SamplingColumns,
+        members: npt.NDArray[np.int64],
+        output_index: npt.NDArray[np.int64],
+    ) -> Tensor:
+        """[n] tokens for `members`, whose logits these are."""
+        vocab = logits.shape[1]
+        probs = torch.softmax(logits / self._put(columns.temperature[members]).float()[:, None], -1)
+        u = self._put(uniforms(columns.seeds[members], output_index[members]))
+        top_k, top_p, min_p = columns.top_k[members], columns.top_p[members], columns.min_p[members]
+        filtered = (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0)
+        tokens = torch.empty(len(members), dtype=torch.int64, device=self._device)
+        for chosen, filters in ((np.flatnonzero(~filtered), False), (np.flatnonzero(filtered), True)):
+            if not len(chosen):
+                continue
+            at = self._put(chosen)
+            part = probs if len(chosen) == len(members) else probs[at]
+            tokens[at] = (
+                draw_filtered(
+                    part, u[at], self._put(top_k[chosen]), self._put(top_p[chosen]), self._put(min_p[chosen])
+                )
+                if filters
+                else draw(part, u[at])
+            )
+        return tokens
+
+    def _add_logprobs(self, sampled: Sampled, logits: Tensor, columns: SamplingColumns) -> None:
+        """Of the distribution after penalties and temperature, before top-k, top-p and min-p."""
+        asked = self._put(columns.asked)
+        scaled = logits[asked] / self._put(columns.temperature[columns.asked]).float()[:, None]
+        norm = scaled.logsumexp(-1, keepdim=True)
+        chosen = scaled.gather(1, sampled.tokens[asked][:, None])
+        sampled.logprobs = (chosen - norm).squeeze(1).clamp_(min=LOGPROB_FLOOR)
+        wishes = self._put(columns.top_logprobs_num[columns.asked]).clamp(max=scaled.shape[1])
+        widest = int(columns.top_logprobs_num[columns.asked].max())
+        if widest:
+            values, ids = candidates(scaled, _kth_largest(scaled, wishes))
+            width = min(widest, values.shape[1])
+            sampled.top_logprobs = (values[:, :width] - norm).clamp_(min=LOGPROB_FLOOR)
+            sampled.top_ids = ids[:, :width]
+
+    def _count(self, tokens: Tensor, batch: SamplingBatch) -> None:
+        columns = batch.columns
+        members = columns.penalized[batch.final[columns.penalized]]
+        if len(members):
+            self.penalties.count([columns.rows[i] for i in members], tokens[self._put(members)])
+
+    def _put(self, array: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Inverse CDF in the order of token ids: [n, V] probabilities and [n] numbers in (0, 1) -> [n] ids."""
+    cumulated = probs.cumsum(-1, dtype=torch.float64)
+    return _first_above(cumulated, u * cumulated[:, -1])
+
+
+def draw_filtered(probs: Tensor, u: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Inverse CDF over what the filters leave of each row, most probable first.
+
+    Kept is a token whose rank is below `top_k`, before which lies a probability of at most `top_p`, and
+    that is at least `min_p` times as probable as the best. The best one always stays.
+
+    Args:
+        probs: [n, V]; u, top_k, top_p, min_p: [n]; top_k >= V and top_p >= 1 mean no limit.
+    """
+    values, ids = candidates(probs, _threshold(probs, top_k, top_p, min_p))
+    ordered = values.double().clamp_(min=0.0)
+    cumulated = ordered.cumsum(-1)
+    rank = torch.arange(ordered.shape[1], device=probs.device)
+    keep = rank < top_k[:, None]
+    keep &= (cumulated - ordered <= top_p[:, None]) | (top_p >= 1.0)[:, None]
+    keep &= ordered >= ordered[:, :1] * min_p[:, None]
+    last = keep.sum(-1, keepdim=True).clamp_(min=1) - 1  # each filter keeps a prefix
+    place = _first_above(cumulated, u * cumulated.gather(1, last).squeeze(1))
+    return ids.gather(1, torch.minimum(place[:, None], last)).squeeze(1)
+
+
+def candidates(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """What reaches each row's threshold, largest first, equal ones by id.
+
+    Args:
+        values: [n, V]. threshold: [n].
+
+    Returns:
+        values and ids, [n, width] with the widest row's width; the rest is -inf with id 0.
+    """
+    reached = values >= threshold[:, None]
+    member, ids = reached.nonzero(as_tuple=True)
+    counts = torch.bincount(member, minlength=len(values))
+    place = torch.arange(len(member), device=values.device) - (counts.cumsum(0) - counts)[member]
+    shape = (len(values), int(counts.max()))
+    dense = torch.full(shape, -torch.inf, dtype=values.dtype, device=values.device)
+    dense_ids = torch.zeros(shape, dtype=torch.int64, device=values.device)
+    dense[member, place] = values[member, ids]
+    dense_ids[member, place] = ids
+    ordered, order = dense.sort(dim=-1, descending=True, stable=True)
+    return ordered, dense_ids.gather(1, order)
+
+
+def _threshold(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """[n] a bound below everything the filters can keep; it depends on the row alone."""
+    vocab = probs.shape[1]
+    # All tokens below (1 - top_p) / V together weigh less than 1 - top_p: none is in the nucleus.
+    bound = (0.5 / vocab) * (1.0 - top_p - TOP_P_SLACK).clamp(min=0.0)
+    if bool((min_p > 0).any()):
+        bound = torch.maximum(bound, (1.0 - TOP_P_SLACK) * min_p * probs.amax(-1))
+    bound = bound.to(probs.dtype)
+    if bool((top_k < vocab).any()):
+        kth = _kth_largest(probs, torch.where(top_k < vocab, top_k, 0))
+        bound = torch.maximum(bound, torch.where(top_k < vocab, kth, 0.0))
+    return bound
+
+
+def _kth_largest(values: Tensor, k: Tensor) -> Tensor:
+    """[n] the k-th largest value of each row, +inf where k is 0."""
+    best = values.topk(max(int(k.max()), 1), dim=-1).values
+    kth = best.gather(1, (k - 1).clamp(min=0)[:, None]).squeeze(1)
+    return torch.where(k > 0, kth, torch.inf)
+
+
+def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
+    """[n] the first place where the running sum passes the target; a token of probability 0 is never that."""
+    place = torch.searchsorted(cumulated, target[:, None], right=True).squeeze(1)
+    return place.clamp_(max=cumulated.shape[1] - 1)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """[B] first of the largest; NaN, which argmax would choose, counts as very unlikely."""
+    best, tokens = logits.max(-1)
+    if not bool(best.isnan().any()):
+        return tokens
+    return logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE).argmax(-1)
+
+
+def _clean(logits: Tensor) -> None:
+    """Make rows with NaN, or without a finite best, usable in place; other rows stay what they mean."""
+    if not bool(logits.amax(-1).isfinite().all()):
+        logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE)
