@@ -1,10 +1,10 @@
 """Token ids to text, piece by piece. Mirrors SGLang's DetokenizerManager.
 
-Imports: messages, channel, events.
+Imports: scheduler (the names of the stops), messages, channel, events.
 """
 
 from sgviz.detokenizer_manager.decoding import TextDecoder
-from sgviz.detokenizer_manager.manager import DetokenizerManager, Stop
+from sgviz.detokenizer_manager.manager import DetokenizerManager
 from sgviz.detokenizer_manager.status import DecodeStatus, find_printable_text
 
-__all__ = ["DecodeStatus", "DetokenizerManager", "Stop", "TextDecoder", "find_printable_text"]
+__all__ = ["DecodeStatus", "DetokenizerManager", "TextDecoder", "find_printable_text"]

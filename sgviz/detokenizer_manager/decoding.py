@@ -20,6 +20,7 @@ class TextDecoder(Protocol):
     def decode_batch(
         self,
         list_of_ids: list[list[int]],
+        /,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> list[str]:

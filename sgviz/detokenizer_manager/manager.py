@@ -2,7 +2,7 @@
 
 Mirrors SGLang's DetokenizerManager. What is simplified: one detokenizer, no embeddings, no tokens of
 tool calls that survive trimming. A fault in one request ends that request (abort, status 500), never
-the loop. Imports: messages, channel, events.
+the loop. Imports: scheduler (the names of the stops), messages, channel, events.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from sgviz.channel import Receiver, Sender
 from sgviz.detokenizer_manager.decoding import Decoded, TextDecoder, Window, decode_windows
@@ -26,10 +25,10 @@ from sgviz.messages import (
     ShutdownReq,
     ToDetokenizer,
 )
+from sgviz.scheduler.stops import Stop
 
 logger = logging.getLogger(__name__)
 
-Stop = Literal["received", "processed", "idle"]
 MAX_STATES = 65536
 IDLE_WAIT_MS = 1000
 
@@ -73,6 +72,11 @@ class DetokenizerManager:
         self._idle_wait_ms = idle_wait_ms
         self.decode_status: dict[str, DecodeStatus] = {}
 
+    def run(self) -> None:
+        """Drain the loop: what the thread or process of the detokenizer does until a ShutdownReq."""
+        for _ in self.event_loop():
+            pass
+
     def event_loop(self) -> Iterator[Stop]:
         """Receive, decode, send; yields at `received`, `processed` and `idle`, and ends at a ShutdownReq.
 
@@ -82,16 +86,16 @@ class DetokenizerManager:
             messages = self._receiver.drain()
             if not messages:
                 self._trace.flush()
-                yield "idle"
+                yield Stop.IDLE
                 self._receiver.wait(self._idle_wait_ms)
                 continue
-            yield "received"
+            yield Stop.RECEIVED
             for message in messages:
                 if isinstance(message, ShutdownReq):
                     self._trace.flush()
                     return
                 self.handle(message)
-            yield "processed"
+            yield Stop.PROCESSED
 
     def handle(self, message: BatchTokenIDOutput | ConfigureTraceReq) -> None:
         """Do what one message asks for."""

@@ -105,7 +105,7 @@ class Recording:
         if self._snapshot is None:
             return self
         frozen = Recording(self._events, self._full_header(), unknown=self._unknown, source=self.source)
-        frozen._folded, frozen._tables = self._folded, dict(self._tables)
+        frozen._folded, frozen._tables, frozen._lost = self._folded, dict(self._tables), self._lost
         return frozen
 
     # ------------------------------------------------------------ tables
@@ -181,6 +181,11 @@ class Recording:
         """Monotonic ns of the first event (0: there is none)."""
         starts = [run[0].t for run in (self._events, self._unknown) if run]
         return min(starts, default=0)
+
+    @property
+    def t_end(self) -> int:
+        """Monotonic ns of the last event (0: there is none)."""
+        return max((run[-1].t for run in (self._events, self._unknown) if run), default=0)
 
     @property
     def dropped(self) -> int:

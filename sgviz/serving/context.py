@@ -16,7 +16,7 @@ import msgspec
 from fastapi import FastAPI
 
 from sgviz.events import Tracer
-from sgviz.messages import FlushCacheReqOutput, GenerateReqInput
+from sgviz.messages import FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput
 
 # SGLang's public answer dict: {"text", "output_ids", "meta_info", "index"?}; it leaves by /generate as it is
 EngineOutput = dict[str, Any]
@@ -38,7 +38,7 @@ class TokenizerManager(Protocol):
 
     async def flush_cache(self) -> FlushCacheReqOutput: ...
 
-    async def get_internal_state(self, timeout: float) -> dict[str, Any]: ...
+    async def get_internal_state(self, timeout: float) -> GetInternalStateReqOutput: ...
 
     async def health_generate(self, timeout: float) -> bool:
         """Whether any message came from the engine within `timeout` seconds of a small probe."""
@@ -52,9 +52,9 @@ class TokenizerManager(Protocol):
 class Tokenizer(Protocol):
     """What serving itself needs of the tokenizer: /tokenize, /detokenize and the echo of id prompts."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, /, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+    def decode(self, ids: list[int], /, skip_special_tokens: bool = True) -> str: ...
 
 
 class ChatTemplates(Protocol):
@@ -120,7 +120,7 @@ class ServingContext:
     trace: Tracer
     status: ServerStatus
     settings: Mapping[str, Scalar] = field(default_factory=dict)
-    keys: Keys = Keys()
+    keys: Keys = field(default_factory=Keys)
     mounts: Sequence[Callable[[FastAPI], None]] = ()
     enable_cache_report: bool = False
     default_include_usage: bool = False

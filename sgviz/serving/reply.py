@@ -1,6 +1,6 @@
 """One answer on its way out: watching the client, handing over bytes, and reporting the end exactly once.
 
-Mirrors SGLang's StreamingResponse with its background abort task; here a hang-up is noticed at once, in
+Mirrors SGLang's StreamingResponse with its background abort task; here a hang-up is noticed at once: in
 the wait for the first item, in a non-streamed answer and in the middle of a stream.
 Imports: errors, events.
 """
@@ -8,7 +8,7 @@ Imports: errors, events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -16,7 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sgviz.errors import ClientDisconnected
 from sgviz.events.schema import ChunkSent
-from sgviz.serving.context import ServingContext
+from sgviz.serving.context import EngineOutput, ServingContext
+from sgviz.serving.http_errors import error_of_status
 
 T = TypeVar("T")
 CLIENT_GONE = 499
@@ -61,13 +62,17 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 class Reply:
-    """The rids behind one answer. `end` reports each of them once, however the answer ends."""
+    """The rids behind one answer. `end` reports each of them once, however the answer ends.
+
+    Attributes:
+        status: what the end of a stream is reported with; an error in the stream sets it to its own.
+    """
 
     def __init__(self, context: ServingContext, rids: list[str]) -> None:
         self._context = context
         self._rids = dict.fromkeys(rids)
         self._ended = False
-        self.finished = False
+        self.status = 200
 
     def saw(self, rid: str) -> None:
         """A child rid (n > 1, list of prompts) showed up in the engine's output."""
@@ -79,15 +84,53 @@ class Reply:
         if trace.on:
             trace.emit(ChunkSent(rid=rid, index=index, part=part, chars=chars))
 
+    def sent_error(self, message: str) -> None:
+        """An error goes to the HTTP layer, in place of the rest of the answer."""
+        self.sent(next(iter(self._rids)), 0, "error", len(message))
+
     def end(self, status: int) -> None:
-        """The last byte was handed over, or nobody is there to take it (499)."""
+        """The last byte was handed over, or nobody is there to take it (499: the rids are aborted)."""
         if self._ended:
             return
         self._ended = True
+        manager = self._context.tokenizer_manager
         for rid in self._rids:
             if status == CLIENT_GONE:
-                self._context.tokenizer_manager.abort_request(rid)
-            self._context.tokenizer_manager.response_sent(rid, status)
+                manager.abort_request(rid)
+            manager.response_sent(rid, status)
+
+
+class EngineStream:
+    """The engine's side of one answer; closing it before its end makes the TokenizerManager abort."""
+
+    def __init__(self, items: AsyncIterator[EngineOutput | list[EngineOutput]], reply: Reply) -> None:
+        self._items = items
+        self._reply = reply
+
+    async def next(self) -> list[EngineOutput]:
+        """The next outputs; none at the end.
+
+        Raises:
+            EngineFailure: the engine ended one of them with a status of its own.
+        """
+        item = await anext(self._items, None)
+        outputs = item if isinstance(item, list) else [item] if item is not None else []
+        for output in outputs:
+            self._reply.saw(output["meta_info"]["id"])
+            _raise_if_failed(output["meta_info"]["finish_reason"])
+        return outputs
+
+    async def close(self) -> None:
+        if isinstance(self._items, AsyncGenerator):
+            await self._items.aclose()
+
+
+def _raise_if_failed(reason: dict[str, Any] | None) -> None:
+    """An abort with a status is an error; one without (by /abort_request) is a normal end."""
+    if reason and reason["type"] == "abort" and 400 <= (reason.get("status_code") or 0) <= 599:
+        raise error_of_status(
+            reason["status_code"], reason.get("message") or "aborted", reason.get("err_type")
+        )
 
 
 class BodyResponse(Response):
@@ -107,24 +150,28 @@ class BodyResponse(Response):
 
 
 class EventStream(Response):
-    """An SSE answer. When the client leaves, `events` is cancelled and closed at once.
+    """An SSE answer. When the client leaves, `events` is cancelled, and it and `source` are closed at once.
 
     Args:
-        events: bytes of whole events; its first item may already be computed. It is always closed.
+        events: bytes of whole events.
         last_words: sent when the server stops before the stream has ended.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], watch: ClientWatch, reply: Reply, last_words: bytes
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: EngineStream,
+        watch: ClientWatch,
+        reply: Reply,
+        last_words: bytes,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.body = b""
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]  # the length is not known
         self._events = events
+        self._source = source
         self._watch = watch
         self._reply = reply
         self._last_words = last_words
@@ -133,7 +180,7 @@ class EventStream(Response):
         status = CLIENT_GONE
         try:
             await self._watch.race(self._pump(send))
-            status = 200
+            status = self._reply.status
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
@@ -142,6 +189,7 @@ class EventStream(Response):
         finally:
             self._watch.close()
             await self._events.aclose()
+            await self._source.close()
             self._reply.end(status)
 
     async def _pump(self, send: Send) -> None:

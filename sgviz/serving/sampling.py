@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from sgviz.errors import BadRequest, suggest
 from sgviz.messages import SamplingParams
 from sgviz.messages.sampling import TOP_K_ALL

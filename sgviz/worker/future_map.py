@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-UNKNOWN = -1  # a row that has sampled nothing; an embedding lookup of it fails loudly
+UNKNOWN = -1  # a row for which nothing was sampled
 
 
 class FutureMap:
@@ -23,6 +23,10 @@ class FutureMap:
     def __init__(self, rows: int = 0, device: torch.device | str = "cpu") -> None:
         self.output_tokens_buf = torch.full((rows + 1,), UNKNOWN, dtype=torch.int64, device=device)
 
+    def __len__(self) -> int:
+        """Row numbers that have a place, row 0 included."""
+        return len(self.output_tokens_buf)
+
     def store(self, rows: Tensor, tokens: Tensor) -> None:
         """`tokens[i]` is the last token of `rows[i]`; both [B] int64 on the device."""
         self.output_tokens_buf[rows] = tokens
@@ -32,6 +36,9 @@ class FutureMap:
         if not len(rows):
             return prefill_ids
         last = self.output_tokens_buf[rows]
+        if last.device.type == "cpu" and bool((last < 0).any()):
+            bad = int(rows[last < 0][0])
+            raise RuntimeError(f"row {bad} decodes, but nothing was sampled for it since it was free")
         return torch.cat((prefill_ids, last)) if len(prefill_ids) else last
 
     def reserve(self, rows: int) -> None:

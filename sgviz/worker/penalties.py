@@ -55,11 +55,10 @@ class PenaltyState:
         """
         index = self._index(rows)  # first: it may replace the counts by a larger tensor
         counts = self._counts[index]
-        seen = counts > 0
-        part = logits[members]
-        part -= frequency[:, None] * counts + presence[:, None] * seen
-        scale = repetition[:, None]
-        logits[members] = torch.where(seen, torch.where(part > 0, part / scale, part * scale), part)
+        at, ids = counts.nonzero(as_tuple=True)  # few: only what was sampled before changes
+        where = (members[at], ids)
+        part = logits[where] - frequency[at] * counts[at, ids] - presence[at]
+        logits[where] = torch.where(part > 0, part / repetition[at], part * repetition[at])
 
     def count(self, rows: list[int], tokens: Tensor) -> None:
         """`tokens[i]` was sampled for `rows[i]`."""

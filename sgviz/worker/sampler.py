@@ -23,7 +23,8 @@ from sgviz.worker.sampling_batch import SamplingBatch, SamplingColumns
 NAN_LOGIT = -1e5  # what a NaN counts as
 FINITE = 1e30  # what an infinity counts as in a row that has nothing better
 LOGPROB_FLOOR = -9999.0  # lowest logprob told: JSON has no infinity
-TOP_P_SLACK = 1e-5  # more than float32 softmax is off by, so no member of a nucleus is missed
+SLACK = 1e-5  # more than float32 sums are off by, so no token a filter keeps is missed
+NUCLEUS_GUESSES = (1e-4, 1e-5)  # bounds tried for top-p before the one that always holds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,16 +208,32 @@ def candidates(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _threshold(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """[n] a bound below everything the filters can keep; it depends on the row alone."""
+    """[n] a bound that everything the filters keep reaches; it depends on the row alone."""
     vocab = probs.shape[1]
-    # All tokens below (1 - top_p) / V together weigh less than 1 - top_p: none is in the nucleus.
-    bound = (0.5 / vocab) * (1.0 - top_p - TOP_P_SLACK).clamp(min=0.0)
+    bound = _nucleus_bound(probs, top_p)
     if bool((min_p > 0).any()):
-        bound = torch.maximum(bound, (1.0 - TOP_P_SLACK) * min_p * probs.amax(-1))
+        bound = torch.maximum(bound, (1.0 - SLACK) * min_p * probs.amax(-1))
     bound = bound.to(probs.dtype)
-    if bool((top_k < vocab).any()):
-        kth = _kth_largest(probs, torch.where(top_k < vocab, top_k, 0))
-        bound = torch.maximum(bound, torch.where(top_k < vocab, kth, 0.0))
+    limited = top_k < vocab
+    if bool(limited.any()):
+        kth = _kth_largest(probs, torch.where(limited, top_k, 0))
+        bound = torch.maximum(bound, torch.where(limited, kth, 0.0))
+    return bound
+
+
+def _nucleus_bound(probs: Tensor, top_p: Tensor) -> Tensor:
+    """[n] the highest of a few bounds with more than `top_p` above it, so that the tail is not sorted."""
+    # All tokens below (1 - top_p) / V together weigh less than 1 - top_p: that bound always holds.
+    bound = (0.5 / probs.shape[1]) * (1.0 - top_p - SLACK).clamp(min=0.0)
+    open_rows = (top_p < 1.0).nonzero().squeeze(1)
+    for guess in NUCLEUS_GUESSES:
+        if not len(open_rows):
+            break
+        part = probs if len(open_rows) == len(probs) else probs[open_rows]
+        above = torch.where(part >= guess, part, 0.0).sum(-1)
+        enough = above >= top_p[open_rows] + SLACK
+        bound[open_rows[enough]] = bound[open_rows[enough]].clamp(min=guess)
+        open_rows = open_rows[~enough]
     return bound
 
 

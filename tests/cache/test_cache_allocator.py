@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from cache_tools import case_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -172,14 +172,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert sorted([*owned, *self.allocator.free_pages().tolist()]) == list(range(1, PAGES + 1))
 
 
-def machine(page: int) -> type:
-    name = f"AllocatorPage{page}"
-    case: type = type(name, (AllocatorMachine,), {"page_size": page}).TestCase
-    case.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, database=None)
-    return case
-
-
-TestAllocatorPage1 = machine(1)
-TestAllocatorPage2 = machine(2)
-TestAllocatorPage4 = machine(4)
-TestAllocatorPage16 = machine(16)
+TestAllocatorPage1 = case_of(AllocatorMachine, 40, 40, page_size=1)
+TestAllocatorPage2 = case_of(AllocatorMachine, 40, 40, page_size=2)
+TestAllocatorPage4 = case_of(AllocatorMachine, 40, 40, page_size=4)
+TestAllocatorPage16 = case_of(AllocatorMachine, 40, 40, page_size=16)

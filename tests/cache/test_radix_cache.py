@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import pytest
-from cache_tools import ListSink, listening, silent
-from hypothesis import settings
+from cache_tools import Choose, case_of, drawn, listening, put, silent, some_ids
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sgviz.cache.errors import CacheCorrupt, CacheMisuse
+from sgviz.cache.errors import CacheMisuse
 from sgviz.cache.radix_cache import RadixCache, TreeNode
-from sgviz.events.schema import TreeEvicted, TreeInserted, TreeLocked, TreeSplit
-
-
-def put(tree: RadixCache, ids: list[int], first: int, namespace: str = "") -> int:
-    """Insert `ids` with slots counting from `first` (a multiple of the page)."""
-    return tree.insert(ids, np.arange(first, first + len(ids), dtype=np.int64), namespace, "r")
+from sgviz.events.schema import AnyBody, TreeEvicted, TreeInserted, TreeLocked, TreeSplit
 
 
 def size(tree: RadixCache) -> int:
@@ -149,57 +147,6 @@ def test_events_tell_the_story() -> None:
     assert evicted == TreeEvicted(node=1, tokens=1, last_access=1)
 
 
-def two_leaves() -> tuple[RadixCache, TreeNode, TreeNode]:
-    tree = RadixCache(2, silent())
-    put(tree, [1, 2, 3, 4], 2)
-    put(tree, [1, 2, 5, 6], 12)
-    upper = tree.match([1, 2]).node
-    return tree, upper, tree.match([1, 2, 5, 6]).node
-
-
-def spoil_value(_: TreeNode, leaf: TreeNode) -> None:
-    leaf.value = leaf.value + 1
-
-
-def spoil_owner(upper: TreeNode, leaf: TreeNode) -> None:
-    leaf.value = upper.value.copy()
-
-
-def spoil_key(_: TreeNode, leaf: TreeNode) -> None:
-    leaf.key = leaf.key + 1
-
-
-def spoil_lock(_: TreeNode, leaf: TreeNode) -> None:
-    leaf.lock_ref = 1
-
-
-def spoil_counter(upper: TreeNode, leaf: TreeNode) -> None:
-    upper.lock_ref = leaf.lock_ref = 1
-
-
-def spoil_queue(_: TreeNode, leaf: TreeNode) -> None:
-    leaf.queued = False
-
-
-@pytest.mark.parametrize(
-    ("spoil", "what"),
-    [
-        (spoil_value, "whole pages"),
-        (spoil_owner, "slot 2 is in the tree twice"),
-        (spoil_key, "namespace and first page"),
-        (spoil_lock, "lock_ref 1 below 0"),
-        (spoil_counter, "its counters say 6 and 0"),
-        (spoil_queue, "eviction does not know"),
-    ],
-)
-def test_the_check_finds_what_is_broken(spoil, what: str) -> None:  # type: ignore[no-untyped-def]
-    tree, upper, leaf = two_leaves()
-    tree.check()
-    spoil(upper, leaf)
-    with pytest.raises(CacheCorrupt, match=what):
-        tree.check()
-
-
 @dataclass
 class Page:
     """The oracle's entry for one page-aligned prefix."""
@@ -212,20 +159,18 @@ class Page:
 Prefix = tuple[str, tuple[int, ...]]
 
 
-class RadixMachine(RuleBasedStateMachine):
+class RadixWorld:
     """Every page-aligned prefix has an entry in a table; the tree must say the same as the table."""
 
-    page_size = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sink: ListSink
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
         trace, self.sink = listening()
-        self.tree = RadixCache(self.page_size, trace)
+        self.tree = RadixCache(page_size, trace)
         self.table: dict[Prefix, Page] = {}
-        self.locks: list[tuple[TreeNode, str, tuple[int, ...]]] = []
-        self.next_slot = self.page_size
+        self.locks: list[tuple[TreeNode, list[Prefix]]] = []
+        self.next_slot = page_size
         self.step = 0
+        self.seen: Counter[type] = Counter()
 
     def prefixes(self, ids: list[int], namespace: str) -> list[Prefix]:
         """All page-aligned prefixes of `ids`, shortest first."""
@@ -233,30 +178,19 @@ class RadixMachine(RuleBasedStateMachine):
         return [(namespace, tuple(ids[:end])) for end in range(page, len(ids) + 1, page)]
 
     def known(self, ids: list[int], namespace: str) -> list[Prefix]:
-        out = []
-        for prefix in self.prefixes(ids, namespace):
-            if prefix not in self.table:
-                break
-            out.append(prefix)
-        return out
+        return list(takewhile(self.table.__contains__, self.prefixes(ids, namespace)))
 
     def use(self, prefixes: list[Prefix]) -> None:
         self.step += 1
         for prefix in prefixes:
             self.table[prefix].used = self.step
 
-    def draw(self, data: st.DataObject) -> tuple[list[int], str]:
-        """Few different pages, so that heads are shared; page 2 differs from page 1 in its last token only."""
-        kinds = data.draw(st.lists(st.integers(0, 2), max_size=6))
-        whole = {0: [0] * self.page_size, 1: [1] * self.page_size, 2: [1] * (self.page_size - 1) + [2]}
-        tail = data.draw(st.integers(0, self.page_size - 1))
-        return [token for kind in kinds for token in whole[kind]] + [1] * tail, data.draw(
-            st.sampled_from(["", "x"])
-        )
+    def draw(self, choose: Choose) -> tuple[list[int], str]:
+        ids = some_ids(choose, self.page_size, choose(6), choose(self.page_size))
+        return ids, "x" if choose(4) == 0 else ""
 
-    @rule(data=st.data())
-    def insert(self, data: st.DataObject) -> None:
-        ids, namespace = self.draw(data)
+    def insert(self, choose: Choose) -> None:
+        ids, namespace = self.draw(choose)
         known = self.known(ids, namespace)
         slots = np.arange(self.next_slot, self.next_slot + len(ids))
         assert self.tree.insert(ids, slots, namespace, "r") == len(known) * self.page_size
@@ -265,39 +199,37 @@ class RadixMachine(RuleBasedStateMachine):
         self.use(self.prefixes(ids, namespace))
         self.next_slot += (len(ids) // self.page_size + 1) * self.page_size
 
-    @rule(data=st.data(), lock=st.booleans())
-    def match(self, data: st.DataObject, lock: bool) -> None:
-        ids, namespace = self.draw(data)
+    def match(self, choose: Choose) -> None:
+        ids, namespace = self.draw(choose)
         known = self.known(ids, namespace)
         assert self.tree.peek(ids, namespace) == len(known) * self.page_size
         found = self.tree.match(ids, namespace)
         self.use(known)
         assert found.length == len(found.slots) == len(known) * self.page_size
         assert found.slots[:: self.page_size].tolist() == [self.table[prefix].slot for prefix in known]
-        if lock:
+        assert self.tree.peek_path(ids, namespace) == tuple(node.id for node in found.node.path())
+        if choose(2):
             moved = sum(self.table[prefix].locks == 0 for prefix in known) * self.page_size
             assert self.tree.inc_lock_ref(found.node, "r") == moved
+            self.locks.append((found.node, known))
             self.shift(known, +1)
-            self.locks.append((found.node, namespace, tuple(ids)))
 
-    @precondition(lambda self: self.locks)
-    @rule(data=st.data())
-    def unlock(self, data: st.DataObject) -> None:
-        node, namespace, ids = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
-        length = sum(len(part.key) for part in node.path())
-        self.tree.dec_lock_ref(node, "r")
-        self.shift(self.prefixes(list(ids[:length]), namespace), -1)
+    def unlock(self, choose: Choose) -> None:
+        if self.locks:
+            node, known = self.locks.pop(choose(len(self.locks)))
+            self.shift(known, -1)
+            moved = sum(self.table[prefix].locks == 0 for prefix in known) * self.page_size
+            assert self.tree.dec_lock_ref(node, "r") == moved
 
     def shift(self, prefixes: list[Prefix], delta: int) -> None:
         for prefix in prefixes:
             self.table[prefix].locks += delta
 
-    @rule(tokens=st.integers(0, 40))
-    def evict(self, tokens: int) -> None:
-        before = self.tree.evictable_size()
-        self.sink.drain()
+    def evict(self, choose: Choose) -> None:
+        tokens, before = choose(6 * self.page_size), self.tree.evictable_size()
+        self.look()
         freed = sorted(self.tree.evict(tokens)[:: self.page_size].tolist())
-        sizes = [body.tokens for body in self.sink.drain() if isinstance(body, TreeEvicted)]
+        sizes = [body.tokens for body in self.look() if isinstance(body, TreeEvicted)]
         assert sum(sizes) == len(freed) * self.page_size >= min(tokens, before)
         assert sum(sizes[:-1]) < max(tokens, 1), "one leaf less would have done"
         assert freed == sorted(self.oldest() for _ in freed), "not the least recently used"
@@ -308,27 +240,64 @@ class RadixMachine(RuleBasedStateMachine):
         last = [prefix for prefix, page in self.table.items() if prefix not in inner and not page.locks]
         return self.table.pop(min(last, key=lambda prefix: self.table[prefix].used)).slot
 
-    @precondition(lambda self: not self.locks)
-    @rule()
-    def reset(self) -> None:
-        assert len(self.tree.reset()) == len(self.table) * self.page_size
-        self.table.clear()
+    def reset(self, choose: Choose) -> None:
+        if not self.locks and choose(4) == 0:
+            assert len(self.tree.reset()) == len(self.table) * self.page_size
+            self.table.clear()
 
-    @invariant()
-    def sizes_agree(self) -> None:
+    def look(self) -> list[AnyBody]:
+        bodies = self.sink.drain()
+        self.seen.update(type(body) for body in bodies)
+        return bodies
+
+    def verify(self) -> None:
+        self.look()
         self.tree.check()
         unlocked = sum(page.locks == 0 for page in self.table.values())
         assert self.tree.evictable_size() == unlocked * self.page_size
         assert self.tree.protected_size() == (len(self.table) - unlocked) * self.page_size
 
 
-def machine(page: int) -> type:
-    case: type = type(f"RadixPage{page}", (RadixMachine,), {"page_size": page}).TestCase
-    case.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, database=None)
-    return case
+OPS: tuple[Callable[[RadixWorld, Choose], None], ...] = (
+    *[RadixWorld.insert] * 4,
+    *[RadixWorld.match] * 4,
+    *[RadixWorld.unlock] * 2,
+    *[RadixWorld.evict] * 2,
+    RadixWorld.reset,
+)
 
 
-TestRadixPage1 = machine(1)
-TestRadixPage2 = machine(2)
-TestRadixPage4 = machine(4)
-TestRadixPage16 = machine(16)
+class RadixMachine(RuleBasedStateMachine):
+    page_size = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = RadixWorld(self.page_size)
+
+    @rule(op=st.sampled_from(OPS), data=st.data())
+    def step(self, op: Callable[[RadixWorld, Choose], None], data: st.DataObject) -> None:
+        op(self.world, drawn(data))
+
+    @invariant()
+    def all_is_well(self) -> None:
+        self.world.verify()
+
+
+TestRadixPage1 = case_of(RadixMachine, 20, 40, page_size=1)
+TestRadixPage2 = case_of(RadixMachine, 20, 40, page_size=2)
+TestRadixPage4 = case_of(RadixMachine, 20, 40, page_size=4)
+TestRadixPage16 = case_of(RadixMachine, 20, 40, page_size=16)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+def test_long_walks_go_everywhere(page_size: int) -> None:
+    """Long seeded histories, with many cuts, locks and evictions, where short examples seldom come."""
+    seen: Counter[type] = Counter()
+    for seed in range(6):
+        rng = random.Random(seed)
+        world = RadixWorld(page_size)
+        for _ in range(400):
+            rng.choice(OPS)(world, rng.randrange)
+            world.verify()
+        seen += world.seen
+    assert min(seen[kind] for kind in (TreeInserted, TreeSplit, TreeLocked, TreeEvicted)) > 50, seen

@@ -1,0 +1,83 @@
+"""What parent and child say to each other before the sockets take over: msgpack with a length in front.
+
+Imports: config, channel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from sgviz.channel import PortArgs
+from sgviz.config import Settings
+from sgviz.errors import StartupError
+
+_LENGTH = struct.Struct("<I")
+
+
+class BootMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """To a child: which component it is and all it needs."""
+
+    component: str
+    settings: Settings
+    ports: PortArgs
+    tokenizer_dir: str
+
+
+class InitInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """From a component that is ready; the scheduler's also tells sizes (0 from the detokenizer).
+
+    `unix_ns` and `monotonic_ns` were read together. Mirrors SGLang's `get_init_info`.
+    """
+
+    component: str
+    pid: int
+    unix_ns: int
+    monotonic_ns: int
+    model: str = ""
+    device: str = ""
+    dtype: str = ""
+    vocab_size: int = 0
+    context_len: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    max_total_num_tokens: int = 0
+    max_req_input_len: int = 0
+    max_running_requests: int = 0
+    load_s: float = 0.0
+
+
+class FailedStart(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """From a component that could not start."""
+
+    component: str
+    message: str
+    traceback: str
+
+
+class Ready(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    info: InitInfo
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """The message with its length in front."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_frame(stream: BinaryIO) -> bytes:
+    """One message's body; StartupError if the stream ends first."""
+    head = _exactly(stream.read, _LENGTH.size)
+    return _exactly(stream.read, _LENGTH.unpack(head)[0])
+
+
+def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    out = b""
+    while len(out) < count:
+        piece = read(count - len(out))
+        if not piece:
+            raise StartupError("the pipe closed before the message was complete")
+        out += piece
+    return out

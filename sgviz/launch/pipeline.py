@@ -1,0 +1,323 @@
+"""The whole pipeline of one engine: sockets, children, TokenizerManager, events; started and stopped as one.
+
+Mirrors SGLang's `_launch_subprocesses`, its warm-up and its watchdog over children. Start either succeeds or
+leaves nothing; `stop` may be called any number of times and from any thread but the engine's own loop.
+Imports: all engine rooms, and `recording` for the file sink (a bridge may).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from sgviz.channel import AsyncReceiver, PortArgs, Sender
+from sgviz.config import Settings
+from sgviz.errors import SgvizError, StartupError
+from sgviz.events import RingSink, Tracer, WallClock, schema
+from sgviz.launch.components import Context, tell_started
+from sgviz.launch.event_collector import EventCollector
+from sgviz.launch.loop_thread import LoopThread
+from sgviz.launch.messages import BootMessage, InitInfo
+from sgviz.launch.processes import START_TIMEOUT_S, ChildProcess, describe_exit
+from sgviz.launch.threads import ChildThread, switch_interval
+from sgviz.messages import ConfigureTraceReq, GenerateReqInput, SamplingParams, ShutdownReq, ToTokenizer
+from sgviz.model.fetch import resolve_model
+from sgviz.model.tokenizer import Tokenizer
+from sgviz.recording.sink import FileSink
+from sgviz.recording.store import Header
+from sgviz.scheduler.policy import SchedulePolicy
+from sgviz.serving.context import ServerState, ServerStatus
+from sgviz.tokenizer_manager import Limits, TokenizerManager
+
+log = logging.getLogger(__name__)
+
+CHILDREN = ("scheduler", "detokenizer")
+CHILD_STOP_S = 5.0
+WARMUP_TOKENS = 4
+WARMUP_TIMEOUT_S = 120.0
+
+
+class Pipeline:
+    """A started pipeline.
+
+    Attributes:
+        status: up, stopping or unhealthy; the HTTP layer reads it.
+        ring: the newest events of all components.
+        dead: set when a component died although nobody asked it to stop.
+    """
+
+    def __init__(self, settings: Settings, mode: str, policy: SchedulePolicy | None = None) -> None:
+        self.settings, self.mode = settings, mode
+        self.status = ServerStatus()
+        self.ring = RingSink(settings.observe.event_capacity)
+        self.dead = threading.Event()
+        self.infos: dict[str, InitInfo] = {}
+        self._stop_lock = threading.Lock()
+        self._stopping = self._stopped = False
+        self._policy = policy
+        self._exit = contextlib.ExitStack()  # undoes the start, last first
+        try:
+            self._start()
+        except BaseException:
+            self._stopping = True
+            self._exit.close()
+            raise
+
+    # ------------------------------------------------------------------ start
+
+    def _start(self) -> None:
+        self.model_dir = resolve_model(self.settings.model.model_path)
+        self.tokenizer_dir = self._tokenizer_dir()
+        self.tokenizer = Tokenizer.load(self.tokenizer_dir)
+        self._start_file()
+        self._open_sockets()
+        self.trace = self._tracer("tokenizer_manager")
+        self.http_trace = self._tracer("http")
+        children = self._start_children()
+        self._start_manager()
+        for child in children:
+            child.watch(self._on_death)
+        self._emit_started()
+        self._warm_up()
+        self.status.state = ServerState.UP
+
+    def _tokenizer_dir(self) -> Path:
+        path = self.settings.model.tokenizer_path
+        return resolve_model(path) if path else self.model_dir
+
+    def _open_sockets(self) -> None:
+        self.zmq: zmq.Context[Any] = zmq.Context()
+        self._exit.callback(self.zmq.destroy, 0)
+        if self.mode == "threads":
+            self.ports = PortArgs.for_threads()
+            switch_interval.take()
+            self._exit.callback(switch_interval.give_back)
+        else:
+            self.ports, folder = PortArgs.for_processes()
+            self._exit.callback(_remove, folder)
+            collector = EventCollector(self.zmq, self.ports.events_ipc_name, self.ring)
+            self._exit.callback(collector.stop)
+        self.loop = LoopThread()
+        self._exit.callback(self.loop.stop)
+
+    def _start_file(self) -> None:
+        path = self.settings.observe.record
+        if path is None:
+            return
+        sink = FileSink(path, Header(settings=self.settings.public()))
+        self._exit.callback(sink.close)
+        self._exit.callback(self.ring.subscribe(sink))
+
+    def _tracer(self, component: str) -> Tracer:
+        return Tracer(component, None if self.settings.observe.disable_events else self.ring)
+
+    def _start_children(self) -> list[ChildProcess] | list[ChildThread]:
+        return self._start_threads() if self.mode == "threads" else self._start_processes()
+
+    def _start_processes(self) -> list[ChildProcess]:
+        children = []
+        for component in CHILDREN:
+            boot = BootMessage(
+                component=component,
+                settings=self.settings,
+                ports=self.ports,
+                tokenizer_dir=str(self.tokenizer_dir),
+            )
+            child = ChildProcess(boot)
+            self._exit.callback(child.close)
+            self._exit.callback(self._end_process, child)
+            children.append(child)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for child in children:
+            self.infos[child.component] = child.wait_ready(deadline)
+        return children
+
+    def _start_threads(self) -> list[ChildThread]:
+        context = Context(
+            settings=self.settings,
+            ports=self.ports,
+            zmq=self.zmq,
+            tokenizer_dir=str(self.tokenizer_dir),
+            mode="threads",
+            sink=self.ring,
+            policy=self._policy,
+        )
+        children = []
+        self._exit.callback(self._end_threads, children)
+        for component in CHILDREN:
+            children.append(ChildThread(component, context))
+        for child in children:
+            self.infos[child.component] = child.wait_ready(START_TIMEOUT_S)
+        return children
+
+    def _start_manager(self) -> None:
+        info = self.infos["scheduler"]
+        limits = Limits(
+            context_len=info.context_len, max_req_input_len=info.max_req_input_len, vocab_size=info.vocab_size
+        )
+
+        async def make() -> TokenizerManager:
+            self._sender = Sender(self.zmq, self.ports.scheduler_input_ipc_name, bind=True)
+            self._receiver: AsyncReceiver[ToTokenizer] = AsyncReceiver(
+                self.zmq, self.ports.tokenizer_ipc_name, ToTokenizer, bind=True
+            )
+            manager = TokenizerManager(
+                codec=self.tokenizer,
+                sender=self._sender,
+                receiver=self._receiver,
+                trace=self.trace,
+                limits=limits,
+                clock=self.trace.clock,
+            )
+            manager.start()
+            return manager
+
+        self.manager = self.loop.call(make())
+        self._exit.callback(self._end_manager)
+
+    def _emit_started(self) -> None:
+        if not self.trace.on:
+            return
+        for trace in (self.http_trace, self.trace):
+            tell_started(trace, self.mode)
+        info = self.infos["scheduler"]
+        self.trace.emit(
+            schema.EngineConfigured(
+                settings=self.settings.public(),
+                model=info.model,
+                max_total_num_tokens=info.max_total_num_tokens,
+                page_size=self.settings.cache.page_size,
+                max_running_requests=info.max_running_requests,
+                context_len=info.context_len,
+                rows=info.max_running_requests,
+            )
+        )
+
+    def _warm_up(self) -> None:
+        """One tiny generation, so that the first client does not pay for lazy set-up. Events begin after it."""
+        if self.settings.serve.skip_server_warmup:
+            return
+        recording = self.trace.on
+        obj = GenerateReqInput(
+            input_ids=[0, 1, 2, 3],
+            rid=f"WARMUP_{os.getpid()}_{self.ports.instance_id}",
+            sampling_params=SamplingParams(max_new_tokens=WARMUP_TOKENS, temperature=0.0, ignore_eos=True),
+            log_metrics=False,
+        )
+
+        async def run() -> None:
+            self.trace.on = False
+            async for _ in self.manager.generate_request(obj):
+                pass
+            await self.manager.flush_cache()
+            self.trace.on = recording
+            if recording:
+                self._sender.send(ConfigureTraceReq(on=True))
+
+        try:
+            self.loop.call(run(), timeout=WARMUP_TIMEOUT_S)
+        except SgvizError as error:
+            raise StartupError(f"the warm-up request failed: {error}") from error
+        except TimeoutError:
+            raise StartupError(f"the warm-up request took longer than {WARMUP_TIMEOUT_S:.0f} s") from None
+
+    # ------------------------------------------------------------------ death
+
+    def _on_death(self, component: str, code: int) -> None:
+        """A component ended. If nobody asked it to, every waiting request gets an error now."""
+        if self._stopping:
+            return
+        how = describe_exit(code) if self.mode == "processes" else "an exception; see the log"
+        message = f"the {component} died ({how}); the engine cannot go on"
+        log.critical("%s", message)
+        self.status.state, self.status.message = ServerState.UNHEALTHY, message
+        with contextlib.suppress(RuntimeError):  # the loop may have been stopped meanwhile
+            self.loop.loop.call_soon_threadsafe(self._fail_all, message)
+        self.dead.set()
+
+    def _fail_all(self, message: str) -> None:
+        self.manager.refuse_new(message)
+        self.manager.fail_all(message, 503)
+
+    # ------------------------------------------------------------------ stop
+
+    def stop(self, grace: float | None = None, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Refuse new requests, let running ones finish for `grace` seconds, end everything, free everything.
+
+        `before_end` runs in the engine's loop when the requests have drained: servers close their ports there.
+        """
+        with self._stop_lock:
+            if self._stopped:
+                return
+            if self.status.state is ServerState.UP:
+                self.status.state = ServerState.STOPPING
+            wait = self.settings.serve.shutdown_grace if grace is None else grace
+            if not self.dead.is_set():
+                self._drain(wait)
+            self._stopping = True
+            if before_end is not None:
+                with contextlib.suppress(TimeoutError):
+                    self.loop.call(_awaited(before_end), timeout=CHILD_STOP_S)
+            self._exit.close()
+            self._stopped = True
+
+    def _drain(self, grace: float) -> None:
+        async def drain() -> None:
+            self.manager.refuse_new("the server is shutting down")
+            if self.manager.rid_to_state and not await self.manager.drained(grace):
+                log.warning("requests did not finish in %.0f s; aborting them", grace)
+                self.manager.abort_request(abort_all=True)
+                await self.manager.drained(1.0)
+
+        with contextlib.suppress(Exception):
+            self.loop.call(drain(), timeout=grace + 5.0)
+
+    def _end_manager(self) -> None:
+        """Tell the children to leave; the scheduler passes it on to the detokenizer."""
+
+        async def end() -> None:
+            self._sender.send(ShutdownReq())
+            await self.manager.close()
+            self._sender.close(int(CHILD_STOP_S * 1000))
+            self._receiver.close()
+
+        self.loop.call(end())
+
+    def _end_process(self, child: ChildProcess) -> None:
+        """Before the manager is up, or after a sibling died, nobody will tell it to leave: end it."""
+        orderly = self.status.state is ServerState.STOPPING
+        child.stop(CHILD_STOP_S) if orderly else child.kill()
+
+    def _end_threads(self, children: list[ChildThread]) -> None:
+        if self.status.state is not ServerState.STOPPING:
+            self._tell_threads_to_leave()
+        for child in children:
+            if not child.stop(CHILD_STOP_S):
+                log.error("the %s thread did not leave its loop", child.component)
+
+    def _tell_threads_to_leave(self) -> None:
+        """A failed start or a dead sibling: threads cannot be killed, so they are told over their own sockets."""
+        for address in (self.ports.scheduler_input_ipc_name, self.ports.detokenizer_ipc_name):
+            bind = address == self.ports.scheduler_input_ipc_name
+            with contextlib.suppress(zmq.ZMQError):
+                sender = Sender(self.zmq, address, bind=bind)
+                sender.send(ShutdownReq())
+                sender.close(int(CHILD_STOP_S * 1000))
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
+
+
+def _remove(folder: tempfile.TemporaryDirectory[str]) -> None:
+    with contextlib.suppress(OSError):
+        folder.cleanup()

@@ -1,0 +1,166 @@
+"""The chunks of one OpenAI stream: opening, deltas and finish by choice, then usage and [DONE].
+
+Mirrors the generator loops of SGLang's serving_chat and serving_completions. The engine's text is
+cumulative and what was sent of it is kept by choice; what all chunks share is encoded once.
+Imports: nothing of sgviz below this stage.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sgviz.serving.context import EngineOutput
+from sgviz.serving.reply import Reply
+from sgviz.serving.serving_base import DONE, sse
+
+encode = msgspec.json.encode
+
+
+class UsageSum:
+    """Token counts over the choices of one answer: prompts once each, completions all."""
+
+    def __init__(self, n: int, report_cache: bool) -> None:
+        self._n = n
+        self._report_cache = report_cache
+        self._latest: dict[int, Mapping[str, Any]] = {}
+
+    def note(self, index: int, meta: Mapping[str, Any]) -> None:
+        """Counters in `meta_info` are totals, so the latest replaces the one before."""
+        self._latest[index] = meta
+
+    def total(self) -> dict[str, Any]:
+        """The `usage` object."""
+        once = [meta for index, meta in self._latest.items() if index % self._n == 0]
+        prompt = sum(meta["prompt_tokens"] for meta in once)
+        completion = sum(meta["completion_tokens"] for meta in self._latest.values())
+        return self._shape(prompt, completion, sum(meta.get("cached_tokens", 0) for meta in once))
+
+    def of(self, index: int) -> dict[str, Any]:
+        """Usage of one choice so far, for `continuous_usage_stats`."""
+        meta = self._latest[index]
+        return self._shape(meta["prompt_tokens"], meta["completion_tokens"], meta.get("cached_tokens", 0))
+
+    def _shape(self, prompt: int, completion: int, cached: int) -> dict[str, Any]:
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached} if self._report_cache else None,
+        }
+
+
+def finish_of(reason: Mapping[str, Any]) -> tuple[str, int | str | None]:
+    """`(finish_reason, matched_stop)` of the engine's finish reason."""
+    return reason["type"], reason.get("matched") if reason["type"] == "stop" else None
+
+
+@dataclass(slots=True)
+class SentSoFar:
+    """By choice: what the client has already. `offset` counts the characters of tokens with logprobs."""
+
+    chars: int = 0
+    tokens: int = 0
+    offset: int = 0
+
+
+class OpenAIStream(ABC):
+    """Bytes of the events of one stream. Subclasses give the parts in which chat and text differ.
+
+    Args:
+        head: `id`, `object`, `created` and `model`, the same in every chunk.
+        include_usage: a last chunk with usage (and `usage: null` in the others).
+        continuous: usage so far in every chunk.
+    """
+
+    def __init__(
+        self, head: dict[str, Any], usage: UsageSum, reply: Reply, *, include_usage: bool, continuous: bool
+    ) -> None:
+        self._head = head
+        self._start = b"data: " + encode(head)[:-1] + b',"choices":[{"index":'
+        self._usage = usage
+        self._reply = reply
+        self._include_usage = include_usage
+        self._continuous = continuous
+        self._sent: dict[int, SentSoFar] = {}
+
+    def events_of(self, output: EngineOutput) -> bytes:
+        index = output.get("index") or 0
+        meta = output["meta_info"]
+        self._usage.note(index, meta)
+        parts: list[bytes] = []
+        sent = self._sent.get(index)
+        if sent is None:
+            sent = self._sent[index] = SentSoFar()
+            self._open(index, meta, parts)
+        self._add_delta(index, output["text"], meta, sent, parts)
+        if meta["finish_reason"]:
+            reason, matched = finish_of(meta["finish_reason"])
+            self._reply.sent(meta["id"], index, "finish")
+            parts.append(self._chunk(index, self._finish_body(), None, reason, matched))
+        return b"".join(parts)
+
+    def closing(self) -> bytes:
+        usage = b""
+        if self._include_usage:
+            usage = sse({**self._head, "choices": [], "usage": self._usage.total()})
+            self._reply.sent(str(self._head["id"]), 0, "usage")
+        self._reply.sent(str(self._head["id"]), 0, "done")
+        return usage + DONE
+
+    def _open(self, index: int, meta: dict[str, Any], parts: list[bytes]) -> None:
+        opening = self._opening(index)
+        if opening is not None:
+            part, body, chars = opening
+            self._reply.sent(meta["id"], index, part, chars)
+            parts.append(self._chunk(index, body))
+
+    def _add_delta(
+        self, index: int, text: str, meta: dict[str, Any], sent: SentSoFar, parts: list[bytes]
+    ) -> None:
+        delta = text[sent.chars :]
+        logprobs = self._logprobs(meta, sent)
+        if not delta and logprobs is None:
+            return
+        sent.chars = len(text)
+        self._reply.sent(meta["id"], index, "delta", len(delta))
+        parts.append(self._chunk(index, self._delta_body(delta), logprobs))
+
+    def _chunk(
+        self,
+        index: int,
+        body: bytes,
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+        matched: int | str | None = None,
+    ) -> bytes:
+        tail = b',"logprobs":null,"finish_reason":null,"matched_stop":null}]'
+        if logprobs is not None or reason is not None:
+            last = encode({"logprobs": logprobs, "finish_reason": reason, "matched_stop": matched})
+            tail = b"," + last[1:] + b"]"
+        usage = b""
+        if self._continuous:
+            usage = b',"usage":' + encode(self._usage.of(index))
+        elif self._include_usage:
+            usage = b',"usage":null'
+        return b"%b%d,%b%b%b}\n\n" % (self._start, index, body, tail, usage)
+
+    @abstractmethod
+    def _opening(self, index: int) -> tuple[str, bytes, int] | None:
+        """`(part, body, characters)` of a chunk sent before any text of a choice; None: no such chunk."""
+
+    @abstractmethod
+    def _delta_body(self, text: str) -> bytes:
+        """The member of a choice that holds new text, e.g. `"delta":{"content":"..."}`."""
+
+    @abstractmethod
+    def _finish_body(self) -> bytes:
+        """The same member of the chunk with the finish reason."""
+
+    @abstractmethod
+    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
+        """Logprobs of the tokens not sent yet, and `sent` moved on; None when there are none."""

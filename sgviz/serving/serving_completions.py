@@ -1,0 +1,141 @@
+"""POST /v1/completions: a prompt (or a list of them) as text or ids, and the answer as text chunks.
+
+Mirrors SGLang's OpenAIServingCompletion. Simplified: no log-probabilities of the prompt, suffix or best_of.
+Imports: errors, messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sgviz.errors import BadRequest
+from sgviz.messages import GenerateReqInput
+from sgviz.serving.context import EngineOutput
+from sgviz.serving.later import On
+from sgviz.serving.logprobs import completion_logprobs
+from sgviz.serving.openai_base import OpenAIServingBase
+from sgviz.serving.openai_stream import OpenAIStream, SentSoFar, UsageSum
+from sgviz.serving.protocol import CompletionRequest, prompt_of
+from sgviz.serving.reply import Reply
+from sgviz.serving.sampling import openai_sampling
+from sgviz.serving.serving_base import Exchange, extra_key_of
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
+    kind = CompletionRequest
+    type_name = "CompletionRequest"
+    rid_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+    fields = On.COMPLETION
+
+    def _describe(self, request: CompletionRequest) -> tuple[str, int, int]:
+        chars = len(request.prompt) if isinstance(request.prompt, str) else sum(map(_len, request.prompt))
+        return request.model or self.context.facts.served_model_name, 0, chars
+
+    def _validate_request(self, request: CompletionRequest, body: dict[str, Any]) -> None:
+        super()._validate_request(request, body)
+        prompt_of(request.prompt)
+        if request.best_of is not None and request.best_of < (request.n or 1):
+            raise BadRequest(
+                f"best_of must be at least n ({request.n or 1}), got {request.best_of}", param="best_of"
+            )
+
+    async def _convert_to_internal_request(
+        self, request: CompletionRequest, rids: list[str]
+    ) -> GenerateReqInput:
+        limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        kind, prompt = prompt_of(request.prompt)
+        return GenerateReqInput(
+            text=prompt if kind == "text" else None,
+            input_ids=prompt if kind == "input_ids" else None,
+            rid=rids[0],
+            sampling_params=openai_sampling(request, limit, self.context.facts.default_sampling),
+            stream=bool(request.stream),
+            return_logprob=request.logprobs is not None,
+            top_logprobs_num=request.logprobs or 0,
+            return_text_in_logprobs=True,
+            extra_key=extra_key_of(request),
+        )
+
+    def _choice(
+        self, exchange: Exchange[CompletionRequest], index: int, output: EngineOutput
+    ) -> dict[str, Any]:
+        prefixes = self._echoed(exchange)
+        prefix = prefixes[index // self._n(exchange)] if prefixes else ""
+        logprobs = completion_logprobs(output["meta_info"], with_tops=bool(exchange.request.logprobs))
+        return {"text": prefix + output["text"], "logprobs": logprobs}
+
+    def _open_stream(self, exchange: Exchange[CompletionRequest]) -> CompletionStream:
+        include, continuous = self._usage_options(exchange.request)
+        return CompletionStream(
+            self._head(exchange, self.chunk_name),
+            self._usage(exchange),
+            exchange.reply,
+            include_usage=include,
+            continuous=continuous,
+            prefixes=self._echoed(exchange),
+            n=self._n(exchange),
+            with_tops=bool(exchange.request.logprobs),
+        )
+
+    def _echoed(self, exchange: Exchange[CompletionRequest]) -> list[str]:
+        """The text of each prompt, to go before its answers; none without `echo`."""
+        if not exchange.request.echo:
+            return []
+        obj = exchange.obj
+        if obj.text is not None:
+            return [obj.text] if isinstance(obj.text, str) else obj.text
+        ids = [obj.input_ids] if obj.is_single else obj.input_ids
+        keep = exchange.request.skip_special_tokens is False
+        decode = self.context.tokenizer.decode
+        return [decode(prompt, skip_special_tokens=not keep) for prompt in ids or []]  # type: ignore[arg-type]
+
+
+class CompletionStream(OpenAIStream):
+    """The echoed prompt if asked for, deltas of text, finish."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        usage: UsageSum,
+        reply: Reply,
+        *,
+        include_usage: bool,
+        continuous: bool,
+        prefixes: list[str],
+        n: int,
+        with_tops: bool,
+    ) -> None:
+        super().__init__(head, usage, reply, include_usage=include_usage, continuous=continuous)
+        self._prefixes = prefixes
+        self._n = n
+        self._with_tops = with_tops
+
+    def _opening(self, index: int) -> tuple[str, bytes, int] | None:
+        if not self._prefixes:
+            return None
+        prefix = self._prefixes[index // self._n]
+        return "delta", self._delta_body(prefix), len(prefix)
+
+    def _delta_body(self, text: str) -> bytes:
+        return b'"text":' + msgspec.json.encode(text)
+
+    def _finish_body(self) -> bytes:
+        return b'"text":""'
+
+    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
+        logprobs = completion_logprobs(meta, sent.tokens, sent.offset, self._with_tops)
+        if logprobs is not None:
+            sent.tokens += len(logprobs["tokens"])
+            sent.offset += sum(map(len, logprobs["tokens"]))
+        return logprobs
+
+
+def _len(item: Any) -> int:
+    """Characters of a string; one for an id, its length for a list of ids."""
+    return len(item) if isinstance(item, str | list) else 1

@@ -1,0 +1,124 @@
+"""POST /generate: SGLang's native request and answer, the engine's dicts as they are.
+
+Mirrors the `/generate` handler of SGLang's http_server and the checks of `GenerateReqInput`.
+Imports: errors, messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgviz.errors import BadRequest
+from sgviz.messages import GenerateReqInput, SamplingParams
+from sgviz.messages.generate import new_rid
+from sgviz.serving.context import EngineOutput
+from sgviz.serving.later import On, refuse_later
+from sgviz.serving.protocol import GenerateRequest, ids_of
+from sgviz.serving.reply import Reply
+from sgviz.serving.sampling import native_sampling
+from sgviz.serving.serving_base import DONE, Exchange, ServingBase, extra_key_of, sse
+
+
+class ServingGenerate(ServingBase[GenerateRequest]):
+    kind = GenerateRequest
+    type_name = "GenerateReqInput"
+
+    def _rids(self, request: GenerateRequest) -> list[str]:
+        if isinstance(request.rid, list) and request.rid:
+            return list(dict.fromkeys(request.rid))
+        return [request.rid or new_rid()] if not isinstance(request.rid, list) else [new_rid()]
+
+    def _describe(self, request: GenerateRequest) -> tuple[str, int, int]:
+        texts = [request.text] if isinstance(request.text, str) else request.text or []
+        return self.context.facts.served_model_name, 0, sum(map(len, texts))
+
+    def _validate_request(self, request: GenerateRequest, body: dict[str, Any]) -> None:
+        refuse_later(body, On.GENERATE)
+        if (request.text is None) == (request.input_ids is None):
+            given = "neither" if request.text is None else "both"
+            raise BadRequest(f"give exactly one of text and input_ids, got {given}", param="text")
+        if request.text == []:
+            raise BadRequest("text must not be an empty list", param="text")
+        if request.input_ids is not None:
+            ids_of(request.input_ids, "input_ids")
+        size = _batch_size(request)
+        for name in ("rid", "sampling_params", "return_logprob", "top_logprobs_num"):
+            _check_length(name, getattr(request, name), size)
+        _check_top_logprobs(request.top_logprobs_num, self.context.facts.vocab_size)
+
+    async def _convert_to_internal_request(
+        self, request: GenerateRequest, rids: list[str]
+    ) -> GenerateReqInput:
+        return GenerateReqInput(
+            text=request.text,
+            input_ids=request.input_ids,
+            rid=request.rid or rids[0],
+            sampling_params=_sampling(request.sampling_params),
+            stream=bool(request.stream),
+            return_logprob=request.return_logprob or False,
+            top_logprobs_num=request.top_logprobs_num or 0,
+            return_text_in_logprobs=bool(request.return_text_in_logprobs),
+            extra_key=extra_key_of(request),
+            log_metrics=request.log_metrics is not False,
+        )
+
+    def _whole_answer(self, exchange: Exchange[GenerateRequest], outputs: list[EngineOutput]) -> Any:
+        params = exchange.obj.sampling_params
+        fans_out = (params[0] if isinstance(params, list) else params).n > 1
+        return outputs[0] if exchange.obj.is_single and not fans_out else outputs
+
+    def _open_stream(self, exchange: Exchange[GenerateRequest]) -> NativeStream:
+        return NativeStream(exchange.rid, exchange.reply)
+
+
+class NativeStream:
+    """Each output as one event; text is cumulative, as in SGLang."""
+
+    def __init__(self, rid: str, reply: Reply) -> None:
+        self._rid = rid
+        self._reply = reply
+        self._chars: dict[int, int] = {}
+
+    def events_of(self, output: EngineOutput) -> bytes:
+        index = output.get("index") or 0
+        meta = output["meta_info"]
+        chars = len(output.get("text") or "")
+        part = "finish" if meta["finish_reason"] else "delta"
+        self._reply.sent(meta["id"], index, part, chars - self._chars.get(index, 0))
+        self._chars[index] = chars
+        return sse(output)
+
+    def closing(self) -> bytes:
+        self._reply.sent(self._rid, 0, "done")
+        return DONE
+
+
+def _batch_size(request: GenerateRequest) -> int | None:
+    """The number of prompts of a batch; None for a single prompt."""
+    if request.text is not None:
+        return len(request.text) if isinstance(request.text, list) else None
+    assert request.input_ids
+    return len(request.input_ids) if isinstance(request.input_ids[0], list) else None
+
+
+def _check_length(name: str, value: object, size: int | None) -> None:
+    if not isinstance(value, list):
+        return
+    if size is None:
+        raise BadRequest(f"{name} must not be a list for a single prompt", param=name)
+    if len(value) != size:
+        raise BadRequest(f"{name} has {len(value)} entries for {size} prompts", param=name)
+
+
+def _check_top_logprobs(value: int | list[int] | None, vocab_size: int) -> None:
+    for number in value if isinstance(value, list) else [value or 0]:
+        if not 0 <= number <= vocab_size:
+            raise BadRequest(
+                f"top_logprobs_num must be between 0 and {vocab_size}, got {number}", param="top_logprobs_num"
+            )
+
+
+def _sampling(given: dict[str, Any] | list[dict[str, Any]] | None) -> SamplingParams | list[SamplingParams]:
+    if isinstance(given, list):
+        return [native_sampling(params, f"sampling_params[{number}]") for number, params in enumerate(given)]
+    return native_sampling(given or {})

@@ -1,0 +1,12 @@
+"""Requests in, answers out: the rid table, tokenizing, sending, waiting, receiving and waking.
+
+Mirrors SGLang's TokenizerManager. In the order of a request: `tokenize`, `batch` (fan-out), `table` (send),
+`receive`, `wait`, `meta`. Imports: messages, channel, errors, events.
+"""
+
+from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.manager import TokenizerManager
+from sgviz.tokenizer_manager.meta import Output
+from sgviz.tokenizer_manager.state import Limits, ReqState
+
+__all__ = ["Limits", "Output", "ReqState", "TextCodec", "TokenizerManager"]

@@ -1,0 +1,210 @@
+"""One call of `generate_request`, from its prompts to its outputs: alone, as a batch, or fanned out (n > 1).
+
+Mirrors SGLang's `_handle_batch_request`. All prompts are checked before the first is sent. With n > 1 each
+prompt runs once with no new tokens, which fills the prefix cache, and then n copies of it are sent.
+Imports: messages, events, and the parts of this folder it ties together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from sgviz.events.clock import Clock
+from sgviz.events.schema import RequestTokenized
+from sgviz.events.tracer import Tracer
+from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
+from sgviz.messages.generate import new_rid
+from sgviz.tokenizer_manager.meta import Output, OutputBuilder
+from sgviz.tokenizer_manager.state import ReqState
+from sgviz.tokenizer_manager.table import Family, RequestTable
+from sgviz.tokenizer_manager.tokenize import Preparer
+from sgviz.tokenizer_manager.wait import Waiter
+
+
+class RequestRun:
+    """The states of one request and the order in which they come to life. `close` must follow `launch`."""
+
+    def __init__(
+        self,
+        obj: GenerateReqInput,
+        waiter: Waiter,
+        *,
+        table: RequestTable,
+        preparer: Preparer,
+        builder: OutputBuilder,
+        trace: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._obj = obj
+        self._waiter = waiter
+        self._table = table
+        self._preparer = preparer
+        self._builder = builder
+        self._trace = trace
+        self._clock = clock
+        self._families: list[Family] = []
+        self._states: list[ReqState] = []
+        self._answers: list[ReqState] = []
+
+    async def launch(self) -> None:
+        """Check, tokenize and send everything (with n > 1 the warm-up is awaited in between).
+
+        Raises:
+            BadRequest: what is asked for cannot be done; nothing was sent.
+        """
+        prompts = self._preparer.split(self._obj)
+        outer = [] if self._obj.is_single else self._open(self._obj.rid)
+        if _params(prompts[0]).n > 1:
+            await self._launch_copies(prompts, outer)
+        else:
+            await self._launch_each(prompts, outer)
+
+    def outputs(self) -> AsyncGenerator[Output | list[Output], None]:
+        """Streaming: what arrives next, cumulative. Otherwise one dict, or one list of them in order."""
+        return self._stream() if self._obj.stream else self._at_the_end()
+
+    def leave(self, why: str) -> None:
+        """Nobody will read the rest: end what is still live."""
+        self._table.leave(self._states, why)
+
+    def close(self) -> None:
+        """Give the names free under which the request could be aborted."""
+        for family in self._families:
+            self._table.close_family(family)
+
+    async def _launch_each(self, prompts: list[GenerateReqInput], outer: list[Family]) -> None:
+        lone = self._obj.is_single
+        self._answers = [
+            self._register(prompt, outer, None if lone else i) for i, prompt in enumerate(prompts)
+        ]
+        tokenized = [await self._tokenize(state, state.obj) for state in self._answers]
+        for state, message in zip(self._answers, tokenized):
+            self._table.dispatch(state, message)
+
+    async def _launch_copies(self, prompts: list[GenerateReqInput], outer: list[Family]) -> None:
+        n = _params(prompts[0]).n
+        families = [outer + self._open(prompt.rid) for prompt in prompts]
+        warm_ups = [self._register(_warm_up(p), family) for p, family in zip(prompts, families)]
+        tokenized = [await self._tokenize(state, prompt) for state, prompt in zip(warm_ups, prompts)]
+        for state, message in zip(warm_ups, tokenized):
+            self._table.dispatch(state, _for_state(message, state))
+        await self._until_finished(warm_ups)
+        copies = [
+            self._register(_copy(prompt, sample), families[i], i * n + sample)
+            for i, prompt in enumerate(prompts)
+            for sample in range(n)
+        ]
+        self._answers = copies
+        for at, state in enumerate(copies):
+            self._send_copy(state, tokenized[at // n], warm_ups[at // n])
+
+    def _send_copy(self, state: ReqState, message: TokenizedGenerateReqInput, warm_up: ReqState) -> None:
+        if state.finished:
+            return
+        reason = warm_up.finish_reason
+        if reason is not None and reason.type == "abort":
+            state.prompt_tokens = warm_up.prompt_tokens
+            self._table.finish(state, reason)
+            state.wake()
+            return
+        state.stats.tokenize_start = warm_up.stats.tokenize_start
+        state.stats.tokenize_finish = warm_up.stats.tokenize_finish
+        self._note_tokenized(state, message)
+        self._table.dispatch(state, _for_state(message, state))
+
+    def _open(self, name: str | list[str] | None) -> list[Family]:
+        """The family of that name; none for a list of names or no name."""
+        if not isinstance(name, str):
+            return []
+        family = self._table.open_family(name)
+        self._families.append(family)
+        return [family]
+
+    def _register(
+        self, obj: GenerateReqInput, families: Sequence[Family], index: int | None = None
+    ) -> ReqState:
+        state = self._table.register(obj, self._waiter.event, families, index)
+        self._states.append(state)
+        return state
+
+    async def _tokenize(self, state: ReqState, prompt: GenerateReqInput) -> TokenizedGenerateReqInput:
+        state.stats.tokenize_start = self._clock.now()
+        message = await self._preparer.tokenize(prompt, state.stats)
+        state.stats.tokenize_finish = self._clock.now()
+        self._note_tokenized(state, message)
+        return message
+
+    def _note_tokenized(self, state: ReqState, message: TokenizedGenerateReqInput) -> None:
+        state.prompt_tokens = len(message.input_ids)
+        if self._trace.on:
+            self._trace.emit(RequestTokenized(rid=state.rid, prompt_tokens=state.prompt_tokens))
+
+    async def _until_finished(self, states: Sequence[ReqState]) -> None:
+        while not all(state.finished for state in states):
+            await self._waiter.wait()
+
+    async def _at_the_end(self) -> AsyncGenerator[Output | list[Output], None]:
+        await self._until_finished(self._answers)
+        self.close()
+        outs = [self._builder.output(state) for state in self._answers]
+        yield outs[0] if self._answers[0].index is None else outs
+
+    async def _stream(self) -> AsyncGenerator[Output | list[Output], None]:
+        live = list(self._answers)
+        while live:
+            await self._waiter.poll()
+            ready = [state for state in live if state.unread]
+            if not ready:
+                await self._waiter.wait()
+            for state in ready:
+                state.unread = False
+                output = self._builder.output(state)
+                if state.finished:
+                    live.remove(state)
+                if not live:
+                    self.close()
+                yield output
+
+
+def _params(one: GenerateReqInput) -> SamplingParams:
+    assert isinstance(one.sampling_params, SamplingParams)
+    return one.sampling_params
+
+
+def _warm_up(prompt: GenerateReqInput) -> GenerateReqInput:
+    """The prompt alone, under a fresh rid: computed, cached, nothing generated."""
+    params = msgspec.structs.replace(_params(prompt), n=1, max_new_tokens=0, min_new_tokens=0)
+    return msgspec.structs.replace(
+        prompt,
+        rid=new_rid(f"{prompt.rid}_warm_"),
+        sampling_params=params,
+        stream=False,
+        return_logprob=False,
+        top_logprobs_num=0,
+    )
+
+
+def _copy(prompt: GenerateReqInput, sample: int) -> GenerateReqInput:
+    """Sample number `sample` of a prompt, under a fresh rid and with a seed of its own."""
+    params = _params(prompt)
+    seed = None if params.sampling_seed is None else params.sampling_seed + sample
+    params = msgspec.structs.replace(params, n=1, sampling_seed=seed)
+    return msgspec.structs.replace(prompt, rid=new_rid(f"{prompt.rid}_{sample}_"), sampling_params=params)
+
+
+def _for_state(message: TokenizedGenerateReqInput, state: ReqState) -> TokenizedGenerateReqInput:
+    """The tokenized prompt under another rid and its settings."""
+    params = _params(state.obj)
+    if params.max_new_tokens is None:
+        params = msgspec.structs.replace(params, max_new_tokens=message.sampling_params.max_new_tokens)
+    return msgspec.structs.replace(
+        message,
+        rid=state.rid,
+        sampling_params=params,
+        stream=state.obj.stream,
+        time_stats=state.stats,
+        return_logprob=bool(state.obj.return_logprob),
+        top_logprobs_num=state.obj.top_logprobs_num,
+    )

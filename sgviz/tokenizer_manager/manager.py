@@ -1,0 +1,237 @@
+"""TokenizerManager: the engine's face in the main process's asyncio loop.
+
+Mirrors SGLang's TokenizerManager. What is simplified: one scheduler; no LoRA, sessions, pausing or weight
+updates. All methods belong to one event loop: from another thread use `call_soon_threadsafe`
+or `run_coroutine_threadsafe`. Imports: messages, channel, errors, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from sgviz.channel import AsyncReceiver, Sender
+from sgviz.errors import SgvizError, Unavailable
+from sgviz.events.clock import Clock
+from sgviz.events.schema import ResponseFinished
+from sgviz.events.time_stats import TimeStats
+from sgviz.events.tracer import Tracer
+from sgviz.messages import (
+    FinishReason,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GenerateReqInput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    SamplingParams,
+    TokenizedGenerateReqInput,
+    ToTokenizer,
+)
+from sgviz.messages.generate import new_rid
+from sgviz.tokenizer_manager.batch import RequestRun
+from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.meta import Output, OutputBuilder
+from sgviz.tokenizer_manager.receive import ResultReceiver
+from sgviz.tokenizer_manager.replies import Replies
+from sgviz.tokenizer_manager.state import Limits, ReqState
+from sgviz.tokenizer_manager.table import RequestTable
+from sgviz.tokenizer_manager.tokenize import HEALTH_CHECK_PREFIX, Preparer
+from sgviz.tokenizer_manager.wait import IsDisconnected, Waiter
+
+ABORTED_BY_CALLER = "the request was aborted by its caller"
+REPLY_TIMEOUT_S = 30.0
+HEALTH_TIMEOUT_S = 20.0
+
+
+class TokenizerManager:
+    """Takes requests, gives answers.
+
+    Args:
+        codec: tokenizer. sender: to the scheduler. receiver: from scheduler and detokenizer.
+        limits: what a prompt and its output must fit into.
+        clock: source of the stamps; None: the tracer's.
+        unix_offset_ns: calendar time minus that clock; None: as the wall clock has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: TextCodec,
+        sender: Sender,
+        receiver: AsyncReceiver[ToTokenizer],
+        trace: Tracer,
+        limits: Limits,
+        clock: Clock | None = None,
+        unix_offset_ns: int | None = None,
+    ) -> None:
+        self.limits = limits
+        self._sender = sender
+        self._trace = trace
+        self._clock = clock = clock or trace.clock
+        self._table = RequestTable(sender=sender, trace=trace, clock=clock)
+        self._preparer = Preparer(codec, limits)
+        self._builder = OutputBuilder(unix_offset_ns)
+        self._replies = Replies(sender)
+        self._results = ResultReceiver(
+            receiver=receiver, table=self._table, replies=self._replies, codec=codec, trace=trace, clock=clock
+        )
+        self._loop_task: asyncio.Task[None] | None = None
+        self._refusal: str | None = None
+
+    @property
+    def rid_to_state(self) -> dict[str, ReqState]:
+        """The live requests."""
+        return self._table.rid_to_state
+
+    @property
+    def last_receive_tstamp(self) -> int:
+        """When the newest message of any kind came, ns on the manager's clock."""
+        return self._results.last_receive_tstamp
+
+    def start(self) -> None:
+        """Start receiving on the running loop; done by the first request if not before."""
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._results.handle_loop())
+            self._loop_task.add_done_callback(self._on_loop_end)
+
+    async def close(self) -> None:
+        """Stop receiving; whoever still waits gets an error. The sockets stay with their owner."""
+        self.fail_all("the engine was closed")
+        task, self._loop_task = self._loop_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def generate_request(
+        self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
+    ) -> AsyncGenerator[Output | list[Output], None]:
+        """The answers to `obj`, each `{"text", "output_ids", "meta_info"}` with text and ids so far.
+
+        Streaming yields whatever arrives next, with `index` = prompt_no * n + sample_no where there are
+        several answers. Otherwise it yields once: a dict, or the list of all answers in order of `index`.
+        An answer that the engine ended carries a finish_reason of type abort, with a `status_code` of 400 to
+        599 if that is an error. Leaving the iterator early aborts what is still running.
+
+        Raises:
+            BadRequest: the request cannot be done; nothing was sent.
+            Unavailable: no new requests are taken.
+            ClientDisconnected: `is_disconnected` said so; the request was aborted.
+        """
+        if self._refusal is not None:
+            raise Unavailable(self._refusal)
+        self.start()
+        run = self._run(obj, Waiter(is_disconnected))
+        try:
+            await run.launch()
+            async with aclosing(run.outputs()) as outputs:
+                async for output in outputs:
+                    yield output
+        except BaseException as error:
+            run.leave(_why(error))
+            raise
+        finally:
+            run.close()
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """End the request `rid` and whatever it fanned out into, or all of them.
+
+        Exactly that name: requests whose name begins alike run on. Unknown, empty and repeated names do
+        nothing. The answer ends with finish_reason abort and the text so far.
+        """
+        if abort_all:
+            self._table.abort_all(ABORTED_BY_CALLER)
+        elif rid:
+            self._table.abort(rid, ABORTED_BY_CALLER)
+
+    async def flush_cache(self, timeout: float = REPLY_TIMEOUT_S) -> FlushCacheReqOutput:
+        """Empty the prefix cache; refused (`success` False) while requests are under way."""
+        self.start()
+        reply = await self._replies.ask(FlushCacheReqInput(id=new_rid()), timeout)
+        assert isinstance(reply, FlushCacheReqOutput)
+        return reply
+
+    async def get_internal_state(self, timeout: float = REPLY_TIMEOUT_S) -> dict[str, Any]:
+        """The scheduler's account of itself: queue lengths, pool counts, limits.
+
+        Raises:
+            Unavailable: it did not answer in time.
+        """
+        self.start()
+        reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
+        assert isinstance(reply, GetInternalStateReqOutput)
+        return reply.state
+
+    async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> bool:
+        """Probe the whole pipeline with one token; any message that comes meanwhile proves life as well."""
+        if self._refusal is not None:
+            return False
+        self.start()
+        self._results.message_came.clear()
+        self._sender.send(self._probe())
+        try:
+            await asyncio.wait_for(self._results.message_came.wait(), timeout)
+        except TimeoutError:
+            return False
+        return self._refusal is None
+
+    def fail_all(self, message: str, status: int = 503) -> None:
+        """The engine is gone: every waiter gets an abort with `status`, and no new request is taken."""
+        self.refuse_new(message)
+        kind = Unavailable.type if status == Unavailable.status else SgvizError.type
+        self._table.fail_all(FinishReason(type="abort", message=message, status_code=status, err_type=kind))
+        self._replies.fail_all(Unavailable(message))
+        self._results.message_came.set()  # a probe under way need not wait for its time-out
+
+    def refuse_new(self, reason: str) -> None:
+        """From now on new requests raise Unavailable(reason); those under way go on."""
+        self._refusal = reason
+
+    async def drained(self, timeout: float) -> bool:
+        """Wait until no request is live; says whether that was so within `timeout` seconds."""
+        try:
+            await asyncio.wait_for(self._table.drained(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def response_sent(self, rid: str, status: int) -> None:
+        """The last byte of the answer to `rid` was handed over, or its client found gone (499)."""
+        if self._trace.on:
+            self._trace.emit(ResponseFinished(rid=rid, status=status))
+
+    def _run(self, obj: GenerateReqInput, waiter: Waiter) -> RequestRun:
+        return RequestRun(
+            obj,
+            waiter,
+            table=self._table,
+            preparer=self._preparer,
+            builder=self._builder,
+            trace=self._trace,
+            clock=self._clock,
+        )
+
+    def _probe(self) -> TokenizedGenerateReqInput:
+        """One greedy token after id 0, under a rid that is in no table."""
+        now = self._clock.now()
+        params = SamplingParams(max_new_tokens=1, temperature=0.0).normalize(len)
+        return TokenizedGenerateReqInput(
+            rid=new_rid(HEALTH_CHECK_PREFIX),
+            input_ids=[0],
+            sampling_params=params,
+            stream=False,
+            time_stats=TimeStats(created=now, api_server_dispatch=now),
+        )
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail_all(f"receiving from the engine failed: {task.exception()}")
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, SgvizError):
+        return error.message
+    if isinstance(error, GeneratorExit | asyncio.CancelledError):
+        return "the caller stopped reading the answer"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,148 @@
+"""The receiving loop: messages from scheduler and detokenizer update states and wake their waiters.
+
+Mirrors `handle_loop` and `_handle_batch_output` of SGLang's TokenizerManager. What is simplified: no
+metrics. Imports: messages, channel, errors, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sgviz.channel import AsyncReceiver
+from sgviz.errors import SgvizError
+from sgviz.events.clock import Clock
+from sgviz.events.schema import OutputReceived
+from sgviz.events.tracer import Tracer
+from sgviz.messages import (
+    AbortReq,
+    BatchStrOutput,
+    FinishReason,
+    FlushCacheReqOutput,
+    GetInternalStateReqOutput,
+    ToTokenizer,
+)
+from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.replies import Replies
+from sgviz.tokenizer_manager.state import LogprobEntry, ReqState
+from sgviz.tokenizer_manager.table import RequestTable
+
+logger = logging.getLogger(__name__)
+
+BATCH_NOTIFY_SIZE = 16  # waiters woken before others get a turn
+ABORTED_IN_QUEUE = "the request was aborted while it waited in the scheduler's queue"
+
+
+class ResultReceiver:
+    """Takes what comes back.
+
+    Attributes:
+        last_receive_tstamp: clock time of the newest message of any kind: proof of life.
+        message_came: set at every message; whoever waits for a sign of life clears it first.
+    """
+
+    def __init__(
+        self,
+        *,
+        receiver: AsyncReceiver[ToTokenizer],
+        table: RequestTable,
+        replies: Replies,
+        codec: TextCodec,
+        trace: Tracer,
+        clock: Clock,
+    ) -> None:
+        self._receiver = receiver
+        self._table = table
+        self._replies = replies
+        self._codec = codec
+        self._trace = trace
+        self._clock = clock
+        self.last_receive_tstamp = clock.now()
+        self.message_came = asyncio.Event()
+
+    async def handle_loop(self) -> None:
+        """Receive for ever."""
+        while True:
+            message = await self._receiver.recv()
+            self.last_receive_tstamp = self._clock.now()
+            self.message_came.set()
+            await self._handle(message)
+            self._trace.flush()
+
+    async def _handle(self, message: ToTokenizer) -> None:
+        if isinstance(message, BatchStrOutput):
+            await self._handle_batch_output(message)
+        elif isinstance(message, AbortReq):
+            self._handle_abort(message)
+        elif isinstance(message, FlushCacheReqOutput | GetInternalStateReqOutput):
+            self._replies.answer(message)
+        # a HealthCheckOutput has done its work by arriving
+
+    async def _handle_batch_output(self, batch: BatchStrOutput) -> None:
+        rows = [(i, state) for i in range(len(batch.rids)) if (state := self._state(batch, i)) is not None]
+        if self._trace.on and rows:
+            tokens = tuple(len(batch.output_ids[i]) for i, _ in rows)
+            self._trace.emit(OutputReceived(rids=tuple(state.rid for _, state in rows), tokens=tokens))
+        for i, state in rows:
+            self._update(state, batch, i)
+        for start in range(0, len(rows), BATCH_NOTIFY_SIZE):
+            if start:
+                await asyncio.sleep(0)
+            for _, state in rows[start : start + BATCH_NOTIFY_SIZE]:
+                state.wake()
+
+    def _state(self, batch: BatchStrOutput, i: int) -> ReqState | None:
+        """Whom row `i` is for; None if that request has ended here already."""
+        state = self._table.rid_to_state.get(batch.rids[i])
+        created = batch.time_stats[i].created
+        # a row of an earlier request of the same rid: stamps travel there and back unchanged
+        stale = state is not None and bool(created) and created != state.stats.created
+        return None if stale else state
+
+    def _update(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+        """Put row `i` into its state; a row that does not fit ends its request and no other."""
+        try:
+            self._absorb(state, batch, i)
+            reason = batch.finished_reasons[i]
+        except Exception as error:
+            logger.exception("the output of request %s could not be handled", state.rid)
+            why = f"the engine's output for request {state.rid} could not be handled: {error}"
+            reason = FinishReason(type="abort", message=why, status_code=500, err_type=SgvizError.type)
+        if reason is not None:
+            self._table.finish(state, reason)
+            if reason.status_code == 500:  # perhaps a fault behind the scheduler, which runs on
+                self._table.stop_engine_side(state)
+
+    def _absorb(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+        state.take_stats(batch.time_stats[i])
+        if batch.output_ids[i] and not state.stats.first_token:
+            state.stats.first_token = self._clock.now()
+        state.append_text(batch.output_strs[i])
+        state.output_ids.extend(batch.output_ids[i])
+        state.prompt_tokens = batch.prompt_tokens[i]
+        state.completion_tokens = batch.completion_tokens[i]
+        state.cached_tokens = batch.cached_tokens[i]
+        state.num_retractions = batch.retraction_counts[i]
+        if state.obj.return_logprob and batch.output_token_logprobs:
+            self._add_logprobs(state, batch, i)
+
+    def _add_logprobs(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+        with_text = state.obj.return_text_in_logprobs
+        chosen = zip(batch.output_token_logprobs[i], batch.output_ids[i])
+        state.token_logprobs.extend(self._entry(logprob, token, with_text) for logprob, token in chosen)
+        if batch.output_top_logprobs:
+            for top in batch.output_top_logprobs[i]:
+                state.top_logprobs.append([self._entry(logprob, token, with_text) for logprob, token in top])
+
+    def _entry(self, logprob: float, token: int, with_text: bool) -> LogprobEntry:
+        text = self._codec.decode([token], skip_special_tokens=False) if with_text else None
+        return (logprob, token, text)
+
+    def _handle_abort(self, message: AbortReq) -> None:
+        """The scheduler took the request from a queue before it ran."""
+        state = self._table.rid_to_state.get(message.rid)
+        if state is None:
+            return
+        why = message.message or ABORTED_IN_QUEUE
+        self._table.finish(state, message.finished_reason or FinishReason(type="abort", message=why))
+        state.wake()

@@ -1,0 +1,54 @@
+"""Questions to the scheduler that have one answer, matched by `id`.
+
+Mirrors SGLang's FanOutCommunicator. What is simplified: one scheduler, so one reply; several questions may
+be on their way. Imports: messages, channel, errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from sgviz.channel import Sender
+from sgviz.errors import SgvizError, Unavailable
+from sgviz.messages import (
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+)
+
+Question = FlushCacheReqInput | GetInternalStateReq
+Reply = FlushCacheReqOutput | GetInternalStateReqOutput
+
+
+class Replies:
+    """Who waits for which answer."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+
+    async def ask(self, question: Question, timeout: float) -> Reply:
+        """Send and wait at most `timeout` seconds. Raises Unavailable if no answer came."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[question.id] = future
+        try:
+            self._sender.send(question)
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            name = type(question).__name__
+            raise Unavailable(f"the scheduler did not answer {name} within {timeout:g} s") from None
+        finally:
+            self._waiting.pop(question.id, None)
+
+    def answer(self, reply: Reply) -> None:
+        """Hand a reply to whoever asked; one that nobody waits for is dropped."""
+        future = self._waiting.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def fail_all(self, error: SgvizError) -> None:
+        """Let every question end with `error`."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,99 @@
+"""ReqState: what the TokenizerManager knows of one rid from acceptance to the last output.
+
+Mirrors SGLang's ReqState. What is simplified: text and ids are cumulative, so instead of a list of outputs
+(`out_list`) one flag says that there is something unread. Imports: messages, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from sgviz.events.time_stats import TimeStats
+from sgviz.messages import FinishReason, GenerateReqInput
+
+LogprobEntry = tuple[float, int, str | None]  # log-probability, token id, its text if asked for
+
+# stamped in this process; all others come back with the scheduler's messages
+_OWN_STAMPS = (
+    "created",
+    "tokenize_start",
+    "tokenize_finish",
+    "api_server_dispatch",
+    "first_token",
+    "finished",
+    "response_sent",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request must fit into, in tokens.
+
+    Attributes:
+        context_len: prompt and output together.
+        max_req_input_len: longest prompt that the scheduler's memory can take.
+        vocab_size: ids of the model are 0 to vocab_size - 1.
+    """
+
+    context_len: int
+    max_req_input_len: int
+    vocab_size: int
+
+
+@dataclass(slots=True, eq=False)
+class ReqState:
+    """The mutable state of one rid; identity is the object, as a rid may be used again.
+
+    Attributes:
+        obj: the request for this rid alone. index: its place in the answer, None for a lone prompt.
+        event: set when there is something to read; one request's states share it.
+        dispatched: the scheduler has it, so only the scheduler's last message ends it.
+        unread: news since the last read.
+        output_ids, token_logprobs, top_logprobs: everything so far.
+    """
+
+    rid: str
+    obj: GenerateReqInput
+    event: asyncio.Event
+    stats: TimeStats
+    index: int | None = None
+    dispatched: bool = False
+    abort_sent: bool = False
+    unread: bool = False
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    token_logprobs: list[LogprobEntry] = field(default_factory=list)
+    top_logprobs: list[list[LogprobEntry]] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """All text so far; joined only when somebody reads it."""
+        if len(self._text) > 1:
+            self._text = ["".join(self._text)]
+        return self._text[0] if self._text else ""
+
+    def append_text(self, piece: str) -> None:
+        if piece:
+            self._text.append(piece)
+
+    def take_stats(self, received: TimeStats) -> None:
+        """Keep the stamps of the other processes beside those of this one."""
+        for name in _OWN_STAMPS:
+            setattr(received, name, getattr(self.stats, name))
+        self.stats = received
+
+    def wake(self) -> None:
+        """Tell the waiter, unless it waits for the end only and this is not it."""
+        if self.finished or self.obj.stream:
+            self.unread = True
+            self.event.set()

@@ -1,0 +1,228 @@
+"""From what the caller asked to one checked, tokenized request a prompt.
+
+Mirrors SGLang's normalisation of GenerateReqInput, `_tokenize_one_request` and `_validate_one_request`.
+What is simplified: text and ids only, and nothing is truncated. Every refusal is a BadRequest before
+anything was sent. Imports: messages, errors, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import msgspec
+
+from sgviz.errors import BadRequest
+from sgviz.events.time_stats import TimeStats
+from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
+from sgviz.messages.generate import new_rid
+from sgviz.messages.sampling import TOP_K_ALL
+from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.state import Limits
+
+HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"
+LONG_TEXT = 50_000  # characters from which tokenizing leaves the event loop's thread
+INT64_MAX = 2**63 - 1
+T = TypeVar("T")
+
+
+class Preparer:
+    """Splits, checks and tokenizes. Holds no state of any request."""
+
+    def __init__(self, codec: TextCodec, limits: Limits) -> None:
+        self._codec = codec
+        self._limits = limits
+
+    def split(self, obj: GenerateReqInput) -> list[GenerateReqInput]:
+        """One request a prompt, each with its own rid and verified, normalised sampling parameters.
+
+        Raises:
+            BadRequest: wrong shape, a value that is not allowed, or one rid given twice.
+        """
+        prompts = _prompts(obj)
+        size = None if obj.is_single else len(prompts)
+        rids = _rids(obj.rid, size)
+        params = [self._settle(p) for p in _spread(obj.sampling_params, size, "sampling_params")]
+        if len({p.n for p in params}) > 1:
+            raise BadRequest(f"n must be the same for all prompts, got {[p.n for p in params]}", param="n")
+        tops = _spread(obj.top_logprobs_num, size, "top_logprobs_num")
+        logprobs = _spread(obj.return_logprob, size, "return_logprob")
+        for top in tops:
+            _check_range("top_logprobs_num", top, 0, self._limits.vocab_size)
+        if obj.priority is not None:
+            _check_range("priority", obj.priority, -INT64_MAX - 1, INT64_MAX)
+        _check_unicode("extra_key", obj.extra_key or "")
+        return [
+            msgspec.structs.replace(
+                obj,
+                text=prompt if isinstance(prompt, str) else None,
+                input_ids=None if isinstance(prompt, str) else prompt,
+                rid=rid,
+                sampling_params=param,
+                return_logprob=logprob,
+                top_logprobs_num=top if logprob else 0,
+                extra_key=obj.extra_key or None,
+            )
+            for prompt, rid, param, logprob, top in zip(prompts, rids, params, logprobs, tops)
+        ]
+
+    async def tokenize(self, one: GenerateReqInput, stats: TimeStats) -> TokenizedGenerateReqInput:
+        """Ids, length checks and the output limit of one of `split`'s requests.
+
+        Raises:
+            BadRequest: no tokens, ids outside the vocabulary, or too long.
+        """
+        ids = await self._ids(one)
+        params = _single(one.sampling_params)
+        assert isinstance(one.rid, str)
+        return TokenizedGenerateReqInput(
+            rid=one.rid,
+            input_ids=ids,
+            sampling_params=self._fit(params, len(ids)),
+            stream=one.stream,
+            time_stats=stats,
+            return_logprob=bool(one.return_logprob),
+            top_logprobs_num=_single(one.top_logprobs_num),
+            extra_key=one.extra_key,
+            priority=one.priority,
+        )
+
+    def _settle(self, params: SamplingParams) -> SamplingParams:
+        for text in params.stop_strings:
+            _check_unicode("stop", text)
+        params.verify(self._limits.vocab_size)
+        params = params.normalize(self._codec.count_tokens)
+        seed = params.sampling_seed
+        if seed is not None:  # the copies of n > 1 count on from it
+            _check_range("sampling_seed", seed, -INT64_MAX - 1, INT64_MAX - params.n)
+        # larger values mean the same and might not fit into an int64 of the message
+        interval = params.stream_interval
+        return msgspec.structs.replace(
+            params,
+            top_k=min(params.top_k, TOP_K_ALL),
+            stream_interval=None if interval is None else min(interval, self._limits.context_len),
+        )
+
+    async def _ids(self, one: GenerateReqInput) -> list[int]:
+        if isinstance(one.text, str):
+            if len(one.text) > LONG_TEXT:
+                ids = await asyncio.to_thread(self._codec.encode, one.text)
+            else:
+                ids = self._codec.encode(one.text)
+            where = "text"
+        else:
+            ids, where = _flat(one.input_ids), "input_ids"
+        self._check_ids(ids, where)
+        return ids
+
+    def _check_ids(self, ids: list[int], where: str) -> None:
+        vocab, length = self._limits.vocab_size, len(ids)
+        if not ids:
+            raise BadRequest("the prompt has no tokens; give at least one", param=where)
+        if min(ids) < 0 or max(ids) >= vocab:
+            bad = next(token for token in ids if not 0 <= token < vocab)
+            raise BadRequest(f"token id {bad} is outside the vocabulary (0 to {vocab - 1})", param=where)
+        longest = min(self._limits.context_len - 1, self._limits.max_req_input_len)
+        if length > longest:
+            raise BadRequest(
+                f"the prompt has {length} tokens; this model's maximum context length is "
+                f"{self._limits.context_len} tokens and a prompt may have at most {longest}",
+                param=where,
+            )
+
+    def _fit(self, params: SamplingParams, length: int) -> SamplingParams:
+        """The output limit against the context: None becomes all that is left."""
+        left = self._limits.context_len - length
+        if params.max_new_tokens is None:
+            params = msgspec.structs.replace(params, max_new_tokens=left)
+            params.verify(self._limits.vocab_size)
+        elif params.max_new_tokens > left:
+            raise BadRequest(
+                f"the prompt has {length} tokens and up to {params.max_new_tokens} are asked for; this "
+                f"model's maximum context length is {self._limits.context_len} tokens, which leaves {left}",
+                param="max_tokens",
+            )
+        return params
+
+
+def _prompts(obj: GenerateReqInput) -> Sequence[str | list[int]]:
+    if (obj.text is None) == (obj.input_ids is None):
+        raise BadRequest("give exactly one of text and input_ids", param="text")
+    if obj.text is not None:
+        texts = [obj.text] if isinstance(obj.text, str) else obj.text
+        for text in texts:
+            _check_unicode("text", text)
+        return _not_empty(texts, "text")
+    if obj.is_single:
+        lists = [_flat(obj.input_ids)]
+    else:
+        lists = [_flat(ids) for ids in cast("list[list[int]]", obj.input_ids)]
+    return _not_empty(lists, "input_ids")
+
+
+def _not_empty(prompts: list[T], where: str) -> list[T]:
+    if not prompts:
+        raise BadRequest(f"{where} is an empty list; give at least one prompt", param=where)
+    return prompts
+
+
+def _rids(rid: str | list[str] | None, size: int | None) -> list[str]:
+    """One rid a prompt: as given, or numbered after the one given for a batch, or fresh."""
+    if rid is None:
+        return [new_rid() for _ in range(size or 1)]
+    if isinstance(rid, str) and size is not None:
+        _check_rid(rid)
+        return [f"{rid}_{i}" for i in range(size)]
+    rids = _spread(rid, size, "rid")
+    for each in rids:
+        _check_rid(each)
+    if len(set(rids)) < len(rids):
+        twice = next(each for each in rids if rids.count(each) > 1)
+        raise BadRequest(f"rid {twice!r} is given to more than one prompt", param="rid")
+    return rids
+
+
+def _check_rid(rid: str) -> None:
+    _check_unicode("rid", rid)
+    if not rid or rid.startswith(HEALTH_CHECK_PREFIX):
+        raise BadRequest(
+            f"rid must not be empty nor begin with {HEALTH_CHECK_PREFIX!r}, got {rid!r}", param="rid"
+        )
+
+
+def _spread(value: T | list[T], size: int | None, name: str) -> list[T]:
+    """One value a prompt; `size` is None for a lone prompt, which takes no list."""
+    if not isinstance(value, list):
+        return [value] * (size or 1)
+    if len(value) != size:
+        prompts = "one prompt, not a list" if size is None else f"{size} prompts"
+        raise BadRequest(f"{name} has {len(value)} entries for {prompts}", param=name)
+    return value
+
+
+def _single(value: T | list[T]) -> T:
+    assert not isinstance(value, list), "split gives one value a prompt"
+    return value
+
+
+def _flat(ids: list[int] | list[list[int]] | None) -> list[int]:
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+        expected = "input_ids must be a list of integers, or a list of such lists"
+        raise BadRequest(expected, param="input_ids")
+    return cast("list[int]", ids)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise BadRequest(f"{name} must be between {low} and {high}, got {value}", param=name)
+
+
+def _check_unicode(name: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise BadRequest(f"{name} must be a string, got {text!r}", param=name)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"{name} holds half of a surrogate pair at character {error.start}; send valid Unicode"
+        raise BadRequest(problem, param=name) from None

@@ -1,0 +1,153 @@
+"""ModelRunner: the model, its KV tensors and its attention backend; ForwardBatch in, logits out.
+
+Mirrors SGLang's ModelRunner. Simplified: no CUDA graphs, no tensor parallelism.
+Imports: batch, model, worker.kv_budget, torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sgviz.batch.forward_mode import ForwardMode
+from sgviz.errors import ConfigError
+from sgviz.model.attention import AttentionBackend, TorchAttention
+from sgviz.model.forward_batch import ForwardBatch
+from sgviz.model.kv_pool import MHATokenToKVPool
+from sgviz.model.loader import load_model
+from sgviz.model.model_config import load_config
+from sgviz.model.registry import model_class
+from sgviz.worker.kv_budget import CPU_KV_BYTES, DEFAULT_MAX_RUNNING, bytes_per_token, kv_tokens
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How much KV to take; see CacheConfig for the meaning of the settings."""
+
+    max_total_tokens: int | None = None
+    page_size: int = 1
+    max_running_requests: int | None = None
+    mem_fraction_static: float = 0.85
+
+
+class ModelRunner:
+    """Runs the forwards of one stream.
+
+    Attributes:
+        forward_pass_id: forwards so far. can_run_cuda_graph: always False here.
+        context_len: positions a request may use.
+    """
+
+    can_run_cuda_graph = False
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: MemoryPlan,
+        context_length: int | None = None,
+    ) -> None:
+        """Load the model and take the KV memory.
+
+        Raises:
+            StartupError: the model cannot be loaded. ConfigError: no room for KV, or a context length that
+            the model does not have.
+        """
+        self.config = load_config(folder)
+        self.facts = self.config.facts
+        self.dtype = dtype
+        self.device = device
+        self.context_len = _context(context_length, self.facts.context_len)
+        self.model = load_model(folder, dtype, device)
+        self.model.eval()
+        self.kv_pool = self._take_memory(memory)
+        self.attention: AttentionBackend = TorchAttention(self.kv_pool)
+        self.forward_pass_id = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights in memory, shared ones once, whatever layout they were packed into."""
+        empty = model_class(self.facts.architecture)(self.config, self.dtype, "meta")
+        return sum(weight.numel() for weight in empty.parameters()) * self.dtype.itemsize
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[B, vocab] float32 logits of each request's last new position; KV of all new ones is written."""
+        self.forward_pass_id += 1
+        if batch.forward_mode is ForwardMode.IDLE:
+            return self._forward_idle()
+        if batch.forward_mode.is_decode:
+            return self._forward_decode(batch)
+        return self._forward_extend(batch)
+
+    def _forward_extend(self, batch: ForwardBatch) -> Tensor:
+        """Prefill, also with decoding requests riding along as extends of one (MIXED)."""
+        logits: Tensor = self.model.forward(batch, self.attention)
+        return logits
+
+    def _forward_decode(self, batch: ForwardBatch) -> Tensor:
+        """One new position each: the shape a captured graph would replay."""
+        logits: Tensor = self.model.forward(batch, self.attention)
+        return logits
+
+    def _forward_idle(self) -> Tensor:
+        return torch.empty((0, self.facts.vocab_size), dtype=torch.float32, device=self.device)
+
+    def _take_memory(self, memory: MemoryPlan) -> MHATokenToKVPool:
+        facts = self.facts
+        size = kv_tokens(
+            max_total_tokens=memory.max_total_tokens,
+            page_size=memory.page_size,
+            token_bytes=bytes_per_token(facts, self.dtype.itemsize),
+            budget_bytes=_budget(self.device, memory.mem_fraction_static),
+            useful_tokens=(memory.max_running_requests or DEFAULT_MAX_RUNNING) * self.context_len,
+        )
+        return MHATokenToKVPool(
+            num_layers=facts.num_layers,
+            size=size,
+            page_size=memory.page_size,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" takes a GPU where there is one. Raises ConfigError for a device that is not here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not one of auto, cpu, cuda", param="device")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch finds no usable GPU here; use cpu or auto", param="device")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto" is float32 on CPU, where narrower formats are slower, and bfloat16 on a GPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}", param="dtype")
+    return DTYPES[name]
+
+
+def _context(wanted: int | None, has: int) -> int:
+    if wanted is not None and wanted > has:
+        raise ConfigError(f"context_length {wanted} is more than the model's {has}", param="context_length")
+    return wanted or has
+
+
+def _budget(device: torch.device, fraction: float) -> int:
+    """Bytes for KV once the weights are loaded."""
+    if device.type != "cuda":
+        return CPU_KV_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, free - int(total * (1.0 - fraction)))

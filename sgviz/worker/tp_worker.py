@@ -1,0 +1,200 @@
+"""TpModelWorker: the real worker. ScheduleBatch in, sampled tokens out, in launch order on one stream.
+
+`launch` copies what the forward needs (BatchSnapshot, SamplingBatch, ForwardBatch) in the scheduler's thread.
+On the stream: decode inputs from the FutureMap, forward, sample, store in the FutureMap, copy to the host.
+The same class serves the normal and the overlap loop, CPU and CUDA. Mirrors SGLang's TpModelWorker and its
+overlap client; simplified: one rank. Imports: batch, model, worker, torch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.model.fetch import resolve_model
+from sgviz.model.forward_batch import ForwardBatch
+from sgviz.worker.cuda_stream import CudaLaunch, CudaStreams, InFlight
+from sgviz.worker.future_map import FutureMap
+from sgviz.worker.host_result import to_result
+from sgviz.worker.model_runner import MemoryPlan, ModelRunner, resolve_device, resolve_dtype
+from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
+from sgviz.worker.sampler import Sampled, Sampler
+from sgviz.worker.sampling_batch import Ints, SamplingBatch
+from sgviz.worker.snapshot import BatchSnapshot
+from sgviz.worker.stream import CpuStream, WorkerLaunch
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """One launch as the stream sees it; nothing in it follows the scheduler."""
+
+    bid: int
+    number: int
+    forward: ForwardBatch
+    sampling: SamplingBatch
+    rows: Ints
+    decode_rows: int
+
+
+class TpModelWorker:
+    """Loads a model and runs its batches; satisfies `worker.protocol.Worker`.
+
+    Args:
+        model_path: name, folder or hub id, as `resolve_model` takes it.
+        dtype, device: "auto" or a name; see `resolve_dtype` and `resolve_device`.
+        max_total_tokens: KV slots, rounded down to pages; None: what memory allows.
+        max_running_requests: bounds the KV pool on small models, where memory does not.
+        context_length: at most the model's own.
+        torch_threads: threads of torch's operators (a setting of the whole process); None: torch's choice.
+        random_seed: for requests that bring no seed.
+
+    Raises:
+        StartupError, ConfigError: see ModelRunner. Nothing is left behind then.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_total_tokens: int | None = None,
+        page_size: int = 1,
+        max_running_requests: int | None = None,
+        context_length: int | None = None,
+        torch_threads: int | None = None,
+        random_seed: int = 42,
+        mem_fraction_static: float = 0.85,
+    ) -> None:
+        self.device = resolve_device(device)
+        memory = MemoryPlan(
+            max_total_tokens=max_total_tokens,
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            mem_fraction_static=mem_fraction_static,
+        )
+        self.runner = ModelRunner(
+            resolve_model(model_path),
+            dtype=resolve_dtype(dtype, self.device),
+            device=self.device,
+            memory=memory,
+            context_length=context_length,
+        )
+        self.info = self._describe()
+        self._random_seed = random_seed
+        self._sampler = Sampler(self.info.vocab_size, self.device)
+        self._future_map = FutureMap(device=self.device)
+        self._sampling: SamplingBatch | None = None
+        self._launched = 0
+        self._cuda = CudaStreams(self.device) if self.device.type == "cuda" else None
+        self._stream = CpuStream("sgviz-forward")
+        if torch_threads is not None:
+            self._stream.submit(lambda: torch.set_num_threads(torch_threads)).result()
+
+    def launch(self, batch: ScheduleBatch) -> Launch:
+        """Start the forward of `batch` behind those already launched.
+
+        Raises ValueError for a batch whose lists disagree, Unavailable after `close`.
+        """
+        work = self._snapshot(batch)
+        cuda = self._cuda
+        if cuda is None:
+            return WorkerLaunch(work.bid, work.number, self._stream.submit(lambda: self._run_on_cpu(work)))
+        return CudaLaunch(work.bid, work.number, self._stream.submit(lambda: self._run_on_cuda(work, cuda)))
+
+    def forget(self, rows: list[int]) -> None:
+        """Drop penalty counts and last tokens of free rows, behind the forwards that may still use them."""
+        self._stream.submit(lambda: self._forget(rows))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _describe(self) -> WorkerInfo:
+        runner = self.runner
+        return WorkerInfo(
+            model=runner.facts.name,
+            vocab_size=runner.facts.vocab_size,
+            context_len=runner.context_len,
+            max_total_num_tokens=runner.kv_pool.size,
+            eos_token_ids=runner.facts.eos_token_ids,
+            device=runner.device.type,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            num_layers=runner.facts.num_layers,
+            bytes_per_token=runner.kv_pool.bytes_per_token,
+            weight_bytes=runner.weight_bytes,
+        )
+
+    def _snapshot(self, batch: ScheduleBatch) -> _Work:
+        taken = BatchSnapshot.take(batch)
+        self._sampling = SamplingBatch.from_batch(
+            batch,
+            eos_token_ids=self.info.eos_token_ids,
+            random_seed=self._random_seed,
+            previous=self._sampling,
+        )
+        forward = ForwardBatch.build(
+            taken.forward_mode,
+            input_ids=torch.from_numpy(taken.input_ids),  # decode ids follow on the stream
+            prefix_lens=taken.prefix_lens.tolist(),
+            extend_lens=taken.extend_lens.tolist(),
+            out_cache_loc=taken.out_cache_loc,
+            slot_table=taken.slot_table,
+        )
+        self._launched += 1
+        return _Work(
+            bid=taken.bid,
+            number=self._launched,
+            forward=forward,
+            sampling=self._sampling,
+            rows=taken.rows,
+            decode_rows=taken.decode_rows,
+        )
+
+    # Everything below runs on the stream.
+
+    def _run_on_cpu(self, work: _Work) -> GenerationBatchResult:
+        start = time.monotonic_ns()
+        sampled = self._forward_and_sample(work)
+        return to_result(sampled, work.sampling, work.bid, work.number, start, time.monotonic_ns())
+
+    def _run_on_cuda(self, work: _Work, cuda: CudaStreams) -> InFlight:
+        return cuda.run(lambda: self._forward_and_sample(work), work.sampling, work.bid, work.number)
+
+    @torch.inference_mode()
+    def _forward_and_sample(self, work: _Work) -> Sampled:
+        batch = _move(work.forward, self.device)
+        rows = torch.from_numpy(work.rows).to(self.device)
+        self._future_map.reserve(int(work.rows.max(initial=0)))
+        batch.input_ids = self._future_map.resolve(batch.input_ids, rows[len(rows) - work.decode_rows :])
+        logits = self.runner.forward(batch)
+        sampled = self._sampler.sample(logits, work.sampling)
+        self._future_map.store(rows, sampled.tokens)
+        return sampled
+
+    @torch.inference_mode()
+    def _forget(self, rows: list[int]) -> None:
+        self._sampler.forget(rows)
+        known = [row for row in rows if row < len(self._future_map)]
+        self._future_map.forget(torch.tensor(known, dtype=torch.int64, device=self.device))
+
+
+def _move(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
+    """The batch's tensors on `device`; on CPU they are there already."""
+    if device.type == "cpu":
+        return batch
+
+    def to(tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    return replace(
+        batch,
+        input_ids=to(batch.input_ids),
+        positions=to(batch.positions),
+        out_cache_loc=to(batch.out_cache_loc),
+        slot_table=to(batch.slot_table),
+        logit_rows=to(batch.logit_rows),
+    )

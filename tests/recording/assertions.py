@@ -1,0 +1,78 @@
+"""What must hold for every recording, synthetic or real. Each raises AssertionError with the facts."""
+
+from __future__ import annotations
+
+import math
+
+from sgviz.events.time_stats import STAGES, end_to_end_ns
+from sgviz.recording import Recording
+
+TYPES = (
+    "ChatCompletionRequest", "GenerateReqInput", "TokenizedGenerateReqInput", "Req", "ScheduleBatch",
+    "GenerationBatchResult", "BatchTokenIDOutput", "BatchStrOutput", "SSE chunk",
+)  # fmt: skip
+
+
+def assert_memory_adds_up(rec: Recording) -> None:
+    """free + evictable + protected + private == total after every event, none negative, fold == stated."""
+    kv = rec.kv
+    assert len(kv)
+    assert (kv.free + kv.evictable + kv.protected + kv.private == kv.total).all()
+    assert (kv[["free", "evictable", "protected", "private"]] >= 0).all().all()
+    assert rec.check() == []
+
+
+def assert_idle_memory(rec: Recording) -> None:
+    """After the last request nothing is locked or private, and the tree's nodes are what is evictable."""
+    ledger = rec.fold().state.ledger
+    assert ledger.private == {} and ledger.protected == 0, (ledger.private, ledger.protected)
+    assert sum(node.tokens for node in ledger.nodes.values()) == ledger.evictable
+    assert ledger.free + ledger.evictable == ledger.total
+
+
+def assert_requests_consistent(rec: Recording) -> None:
+    """Stages and phases lie end to end; latencies are ordered; sampled tokens match the final count."""
+    for row in rec.requests.to_dict("records"):
+        request = rec.request(row["rid"])
+        stages = rec.stages(row["rid"])
+        for before, after in zip(stages, stages[1:]):
+            assert before.start_ns + before.duration_ns == after.start_ns
+        assert sum(stage.duration_ns for stage in stages) == end_to_end_ns(request.stats)
+        listed = [row[f"{name}_ms"] for _, name in STAGES]
+        assert math.isclose(sum(ms for ms in listed if not math.isnan(ms)), row["total_ms"], abs_tol=1e-6)
+        for phase, after in zip(request.phases, request.phases[1:]):
+            assert phase.start <= phase.end == after.start, (row["rid"], request.phases)
+        if row["finish_reason"] in ("stop", "length"):
+            assert 0 < row["ttft_ms"] <= row["e2e_ms"] <= row["total_ms"] + 1e-9, row
+            assert row["queue_ms"] >= 0 and row["n_batches"] >= 1
+            assert request.sampled >= row["completion_tokens"] > 0
+
+
+def assert_batches_consistent(rec: Recording) -> None:
+    """Members add up to iterations; the stamps of a batch are in order; every kept token has its batch."""
+    iterations, members = rec.iterations, rec.batches
+    by_bid = members.groupby("bid").agg(new=("extend_len", "sum"), size=("rid", "count"))
+    for row in iterations.to_dict("records"):
+        assert row["new_tokens"] == by_bid.new[row["bid"]] and row["batch_size"] == by_bid["size"][row["bid"]]
+        assert row["kv_private"] >= 0
+        stamps = [row[f"{name}_ms"] for name in ("planned", "launched", "end", "processed")]
+        stamps = [ms for ms in stamps if not math.isnan(ms)]
+        assert stamps == sorted(stamps), row
+    sampled = sum(rec.request(rid).sampled for rid in rec.rids)
+    assert int(members.token.notna().sum()) == sampled
+
+
+def assert_journey_complete(rec: Recording, rid: str) -> None:
+    """All nine types, in order of time, each with facts and (where processes are known) a pid."""
+    steps = rec.journey(rid)
+    assert tuple(step.type for step in steps) == TYPES
+    times = [step.t_ms for step in steps]
+    assert times == sorted(times) and times[0] == 0.0
+    assert all(step.holds and all(isinstance(text, str) for text in step.holds.values()) for step in steps)
+
+
+def assert_recording_sound(rec: Recording) -> None:
+    """Everything at once."""
+    assert_memory_adds_up(rec)
+    assert_requests_consistent(rec)
+    assert_batches_consistent(rec)
