@@ -20,13 +20,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = 4, 64, 4, 2, 128, 2048
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added tokens that are shown as text
 BOS, EOS, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # Joined in this order; a text in English takes about two bytes a token, other characters one token a byte.
 PAIRS = (
-    "Ġ t", "h e", "Ġ a", "i n", "r e", "o n", "e r", "a t", "Ġ s", "o r", "e n", "Ġt he", "Ġ w", "n d", "i s", "e s",
-    "Ġ o", "i t", "Ġ c", "o u", "Ġa nd", "Ġ b", "a l", "Ġ p", "Ġo f", "in g", "Ġt o", "Ġ f", "Ġ m", "Ġ in", "l l", "a r",
-    "e d", "a n", "Ġ h", "o m", "l e", "Ġ d", "a s", "Ġ is", "s t", "r o", "i c", "Ġ l", "Ġ n", "Ġ y", "Ġ g", "Ġy ou",
+    "Ġ t", "h e", "Ġ a", "i n", "r e", "o n", "e r", "a t", "Ġ s", "o r", "e n", "Ġt he",
+    "Ġ w", "n d", "i s", "e s", "Ġ o", "i t", "Ġ c", "o u", "Ġa nd", "Ġ b", "a l", "Ġ p",
+    "Ġo f", "in g", "Ġt o", "Ġ f", "Ġ m", "Ġ in", "l l", "a r", "e d", "a n", "Ġ h", "o m",
+    "l e", "Ġ d", "a s", "Ġ is", "s t", "r o", "i c", "Ġ l", "Ġ n", "Ġ y", "Ġ g", "Ġy ou",
 )  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -57,7 +59,7 @@ TINY = (
 )
 
 
-def main(folder: Path = Path(__file__).resolve().parent) -> None:
+def main(folder: Path) -> None:
     """Write all tiny models below `folder`."""
     tokenizer = byte_tokenizer()
     for tiny in TINY:
@@ -73,13 +75,18 @@ def main(folder: Path = Path(__file__).resolve().parent) -> None:
 
 def byte_tokenizer() -> Tokenizer:
     """Byte-level BPE: special tokens, 256 bytes, then the joined PAIRS."""
-    pairs = [tuple(pair.split(" ")) for pair in PAIRS]
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in pairs)]
+    pairs = [(left, right) for left, right in (pair.split(" ") for pair in PAIRS)]
+    pieces = [
+        *CONTROL,
+        *MARKS,
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *("".join(pair) for pair in pairs),
+    ]
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[:4]])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in SPECIAL[4:]])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS])
     return tokenizer
 
 
@@ -169,4 +176,4 @@ def _write_json(file: Path, value: Mapping[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(__file__).resolve().parent)

@@ -101,16 +101,25 @@ class Engine:
         **settings: object,
     ) -> None:
         policy = None if isinstance(schedule_policy, str) else schedule_policy
-        _check_mode(mode, policy)
         if model is not None:
             settings.setdefault("model_path", model)
         if event_loop is not None:
             settings["disable_overlap_schedule"] = _is_normal(event_loop)
         if isinstance(schedule_policy, str):
             settings["schedule_policy"] = schedule_policy
-        self.settings = Settings.build(**settings)
-        self.mode = mode
-        self.pipeline = Pipeline(self.settings, mode, policy)
+        self._start(Settings.build(**settings), mode, policy)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, mode: Mode = "threads") -> Engine:
+        """An engine from a whole Settings object, as the command line makes it."""
+        engine = cls.__new__(cls)
+        engine._start(settings, mode, None)
+        return engine
+
+    def _start(self, settings: Settings, mode: Mode, policy: SchedulePolicy | None) -> None:
+        _check_mode(mode, policy)
+        self.settings, self.mode = settings, mode
+        self.pipeline = Pipeline(settings, mode, policy)
         self._app: FastAPI | None = None
         self._servers: list[ServerHandle] = []
         self._lifespan: Any = None
@@ -197,7 +206,7 @@ class Engine:
 
     def internal_state(self) -> dict[str, Any]:
         """The scheduler's own account: queues, memory, limits."""
-        return self._call(self.pipeline.manager.get_internal_state())
+        return self._call(self.pipeline.manager.get_internal_state()).state
 
     # ------------------------------------------------------------------ server and recording
 

@@ -11,7 +11,7 @@ Slot lists travel as raw little-endian int32 (`bytes`): one copy instead of an o
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Union
+from typing import Union, get_args
 
 import msgspec
 
@@ -42,7 +42,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False,
 # ---------------------------------------------------------------- processes and recording
 
 
-class ProcessStarted(Body, tag="process.started"):
+class ProcessStarted(Body, frozen=True, tag="process.started"):
     """A component came up. The two clocks were read together, so `t` can be turned into calendar time."""
 
     component: str
@@ -52,7 +52,7 @@ class ProcessStarted(Body, tag="process.started"):
     monotonic_ns: int
 
 
-class EngineConfigured(Body, tag="engine.configured"):
+class EngineConfigured(Body, frozen=True, tag="engine.configured"):
     """The settings as resolved, and the sizes that follow from model and memory."""
 
     settings: dict[str, str | int | float | bool | None]
@@ -64,7 +64,7 @@ class EngineConfigured(Body, tag="engine.configured"):
     rows: int
 
 
-class TraceDropped(Body, tag="trace.dropped"):
+class TraceDropped(Body, frozen=True, tag="trace.dropped"):
     """A sink had no room for `count` events; `total` since the start."""
 
     sink: str
@@ -75,7 +75,7 @@ class TraceDropped(Body, tag="trace.dropped"):
 # ---------------------------------------------------------------- serving
 
 
-class RequestReceived(Body, tag="request.received"):
+class RequestReceived(Body, frozen=True, tag="request.received"):
     """An HTTP body became a typed request (`type`: ChatCompletionRequest, CompletionRequest, GenerateReqInput)."""
 
     rid: str
@@ -87,7 +87,7 @@ class RequestReceived(Body, tag="request.received"):
     chars: int
 
 
-class RequestConverted(Body, tag="request.converted"):
+class RequestConverted(Body, frozen=True, tag="request.converted"):
     """Serving made a GenerateReqInput: chat template applied, sampling settled. `size`: ids or characters."""
 
     rid: str
@@ -100,7 +100,7 @@ class RequestConverted(Body, tag="request.converted"):
     stop: tuple[str, ...] = ()
 
 
-class ChunkSent(Body, tag="chunk.sent"):
+class ChunkSent(Body, frozen=True, tag="chunk.sent"):
     """Serving handed something to the HTTP layer.
 
     `part`: role, delta, finish, usage, done, error (streamed) or body (not streamed). `chars` of text in it.
@@ -112,7 +112,7 @@ class ChunkSent(Body, tag="chunk.sent"):
     chars: int
 
 
-class ResponseFinished(Body, tag="response.finished"):
+class ResponseFinished(Body, frozen=True, tag="response.finished"):
     """The last byte of the answer was handed over, or the client was found gone (`status` 499)."""
 
     rid: str
@@ -122,27 +122,27 @@ class ResponseFinished(Body, tag="response.finished"):
 # ---------------------------------------------------------------- tokenizer manager
 
 
-class RequestTokenized(Body, tag="request.tokenized"):
+class RequestTokenized(Body, frozen=True, tag="request.tokenized"):
     """TokenizerManager made a TokenizedGenerateReqInput."""
 
     rid: str
     prompt_tokens: int
 
 
-class RequestDispatched(Body, tag="request.dispatched"):
+class RequestDispatched(Body, frozen=True, tag="request.dispatched"):
     """The tokenized request went into the scheduler's socket."""
 
     rid: str
 
 
-class OutputReceived(Body, tag="output.received"):
+class OutputReceived(Body, frozen=True, tag="output.received"):
     """TokenizerManager took a BatchStrOutput and woke the waiters; new `tokens` by request."""
 
     rids: tuple[str, ...]
     tokens: tuple[int, ...]
 
 
-class RequestFinished(Body, tag="request.finished"):
+class RequestFinished(Body, frozen=True, tag="request.finished"):
     """The rid left the table. `reason`: stop, length, abort; `matched`: the stop string or token id, as text."""
 
     rid: str
@@ -153,7 +153,7 @@ class RequestFinished(Body, tag="request.finished"):
     cached_tokens: int
 
 
-class RequestAborted(Body, tag="request.aborted"):
+class RequestAborted(Body, frozen=True, tag="request.aborted"):
     """A request is ended before its time. `where`: tokenizer, waiting, running, chunk, retract."""
 
     rid: str
@@ -164,7 +164,7 @@ class RequestAborted(Body, tag="request.aborted"):
 # ---------------------------------------------------------------- scheduler: queue and admission
 
 
-class QueueEntered(Body, tag="queue.entered"):
+class QueueEntered(Body, frozen=True, tag="queue.entered"):
     """The scheduler made a Req and put it in the waiting queue.
 
     `input_ids` (int32) and `sampling` (msgpack of SamplingParams) let a recording drive a scheduler
@@ -184,21 +184,21 @@ class QueueEntered(Body, tag="queue.entered"):
     received_ns: int = 0
 
 
-class QueueSorted(Body, tag="queue.sorted"):
+class QueueSorted(Body, frozen=True, tag="queue.sorted"):
     """The policy changed the order: `(rid, old rank, new rank)` of those that moved."""
 
     policy: str
     moves: tuple[tuple[str, int, int], ...]
 
 
-class PolicyFailed(Body, tag="policy.failed"):
+class PolicyFailed(Body, frozen=True, tag="policy.failed"):
     """The policy raised, dropped or doubled a request (`fault`); the queue kept its order for this plan."""
 
     policy: str
     fault: str
 
 
-class PrefixMatched(Body, tag="prefix.matched"):
+class PrefixMatched(Body, frozen=True, tag="prefix.matched"):
     """The tree holds the first `tokens` of the request (at most `limit` may be used). `node`: last node."""
 
     rid: str
@@ -207,7 +207,7 @@ class PrefixMatched(Body, tag="prefix.matched"):
     node: int
 
 
-class AdmitOk(Body, tag="admit.ok"):
+class AdmitOk(Body, frozen=True, tag="admit.ok"):
     """The adder took the request: `extend` new and `prefix` cached tokens.
 
     `need` and `have` are the two sides of the memory check in tokens (0 and 0 for a continued chunk,
@@ -227,7 +227,7 @@ class AdmitOk(Body, tag="admit.ok"):
     rem_chunk: int
 
 
-class AdmitRefused(Body, tag="admit.refused"):
+class AdmitRefused(Body, frozen=True, tag="admit.refused"):
     """The request stays in the queue; emitted when the reason changes.
 
     `need`/`have` in the unit of the reason (tokens, rows or requests); `holders`: who holds the
@@ -241,7 +241,7 @@ class AdmitRefused(Body, tag="admit.refused"):
     holders: tuple[tuple[str, int], ...] = ()
 
 
-class ScanStopped(Body, tag="scan.stopped"):
+class ScanStopped(Body, frozen=True, tag="scan.stopped"):
     """Planning stopped at `rid` for `reason`; the `behind` requests after it were not tried."""
 
     rid: str
@@ -249,7 +249,7 @@ class ScanStopped(Body, tag="scan.stopped"):
     behind: int
 
 
-class ChunkCut(Body, tag="chunk.cut"):
+class ChunkCut(Body, frozen=True, tag="chunk.cut"):
     """Of a long prompt the tokens `start` to `end` (of `total`) run in this batch."""
 
     rid: str
@@ -258,7 +258,7 @@ class ChunkCut(Body, tag="chunk.cut"):
     total: int
 
 
-class RequestRetracted(Body, tag="request.retracted"):
+class RequestRetracted(Body, frozen=True, tag="request.retracted"):
     """Memory ran out while decoding: the request gave up its KV and waits again, keeping `output_tokens`."""
 
     rid: str
@@ -272,7 +272,7 @@ class RequestRetracted(Body, tag="request.retracted"):
 # ---------------------------------------------------------------- scheduler: batches
 
 
-class BatchPlanned(Body, tag="batch.planned"):
+class BatchPlanned(Body, frozen=True, tag="batch.planned"):
     """A batch is fixed: `mode` (extend, decode, mixed) and its members.
 
     By member: `extend_lens` new tokens, `prefix_lens` tokens already in KV. `kv_*` are the true token
@@ -293,14 +293,14 @@ class BatchPlanned(Body, tag="batch.planned"):
     new_token_ratio: float
 
 
-class BatchLaunched(Body, tag="batch.launched"):
+class BatchLaunched(Body, frozen=True, tag="batch.launched"):
     """The batch was handed to the worker; the call did not wait."""
 
     bid: int
     forward_pass_id: int
 
 
-class BatchFinished(Body, tag="batch.finished"):
+class BatchFinished(Body, frozen=True, tag="batch.finished"):
     """The device ran the batch from `start_ns` to `end_ns` (host's monotonic clock) and its result is here."""
 
     bid: int
@@ -309,7 +309,7 @@ class BatchFinished(Body, tag="batch.finished"):
     can_run_cuda_graph: bool
 
 
-class TokensSampled(Body, tag="tokens.sampled"):
+class TokensSampled(Body, frozen=True, tag="tokens.sampled"):
     """The tokens appended to their requests while the result of `bid` was processed."""
 
     bid: int
@@ -317,14 +317,14 @@ class TokensSampled(Body, tag="tokens.sampled"):
     token_ids: tuple[int, ...]
 
 
-class BatchProcessed(Body, tag="batch.processed"):
+class BatchProcessed(Body, frozen=True, tag="batch.processed"):
     """The result of `bid` is in the requests; `finished` of them ended with it."""
 
     bid: int
     finished: tuple[str, ...]
 
 
-class OutputStreamed(Body, tag="output.streamed"):
+class OutputStreamed(Body, frozen=True, tag="output.streamed"):
     """A BatchTokenIDOutput left for the detokenizer: new tokens and whether final, by request."""
 
     rids: tuple[str, ...]
@@ -332,7 +332,7 @@ class OutputStreamed(Body, tag="output.streamed"):
     finished: tuple[bool, ...]
 
 
-class LoopIdle(Body, tag="loop.idle"):
+class LoopIdle(Body, frozen=True, tag="loop.idle"):
     """The loop found nothing to do and waits for a message; emitted once until there is work again."""
 
     kv_free: int
@@ -340,7 +340,7 @@ class LoopIdle(Body, tag="loop.idle"):
     kv_protected: int
 
 
-class CacheFlushed(Body, tag="cache.flushed"):
+class CacheFlushed(Body, frozen=True, tag="cache.flushed"):
     """A flush was asked for. `ok` is False when requests still hold memory; `why` says so."""
 
     ok: bool
@@ -350,19 +350,21 @@ class CacheFlushed(Body, tag="cache.flushed"):
 # ---------------------------------------------------------------- memory
 
 
-class RowTaken(Body, tag="row.taken"):
+class RowTaken(Body, frozen=True, tag="row.taken"):
     """The request owns row `row` of the ReqToTokenPool."""
 
     rid: str
     row: int
 
 
-class RowReturned(Body, tag="row.returned"):
+class RowReturned(Body, frozen=True, tag="row.returned"):
+    """The request gave up row `row`; somebody else may take it."""
+
     rid: str
     row: int
 
 
-class PoolTaken(Body, tag="pool.taken"):
+class PoolTaken(Body, frozen=True, tag="pool.taken"):
     """KV slots went to requests: `counts[i]` of the `slots` to `rids[i]`, in order. `free` tokens remain."""
 
     rids: tuple[str, ...]
@@ -371,7 +373,7 @@ class PoolTaken(Body, tag="pool.taken"):
     free: int
 
 
-class PoolReturned(Body, tag="pool.returned"):
+class PoolReturned(Body, frozen=True, tag="pool.returned"):
     """KV slots came back. `why`: finish, tail, duplicate, evict, retract, abort, flush. `free` afterwards.
 
     A request (`rid`) gives back its private slots; `evict` and `flush` free slots of the tree (`rid` empty).
@@ -383,7 +385,7 @@ class PoolReturned(Body, tag="pool.returned"):
     free: int
 
 
-class TreeInserted(Body, tag="tree.inserted"):
+class TreeInserted(Body, frozen=True, tag="tree.inserted"):
     """A new leaf `node` under `parent` took over `slots` from `rid`; `present` tokens before it were there already."""
 
     rid: str
@@ -394,7 +396,7 @@ class TreeInserted(Body, tag="tree.inserted"):
     token_ids: bytes
 
 
-class TreeSplit(Body, tag="tree.split"):
+class TreeSplit(Body, frozen=True, tag="tree.split"):
     """Node `node` was cut after `at` tokens: the new node `upper` holds the head, `node` keeps the rest."""
 
     node: int
@@ -402,7 +404,7 @@ class TreeSplit(Body, tag="tree.split"):
     at: int
 
 
-class TreeEvicted(Body, tag="tree.evicted"):
+class TreeEvicted(Body, frozen=True, tag="tree.evicted"):
     """Leaf `node` with `tokens` tokens was dropped to make room; last used at logical step `last_access`."""
 
     node: int
@@ -410,7 +412,7 @@ class TreeEvicted(Body, tag="tree.evicted"):
     last_access: int
 
 
-class TreeLocked(Body, tag="tree.locked"):
+class TreeLocked(Body, frozen=True, tag="tree.locked"):
     """`delta` +1 or -1 on `node` and its ancestors for `rid`; `tokens` moved into (or out of) protection."""
 
     rid: str
@@ -422,7 +424,7 @@ class TreeLocked(Body, tag="tree.locked"):
 # ---------------------------------------------------------------- detokenizer
 
 
-class TextEmitted(Body, tag="text.emitted"):
+class TextEmitted(Body, frozen=True, tag="text.emitted"):
     """The detokenizer made a BatchStrOutput: `chars` new characters and `held` token ids kept back, by request."""
 
     rids: tuple[str, ...]
@@ -460,5 +462,5 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (self.t, self.component, self.seq)
 
 
-KIND_OF: dict[type, str] = {cls: str(cls.__struct_config__.tag) for cls in AnyBody.__args__}
+KIND_OF: dict[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyBody)}
 BODY_OF: dict[str, type[Body]] = {kind: cls for cls, kind in KIND_OF.items()}

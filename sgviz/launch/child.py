@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from io import RawIOBase
 from typing import BinaryIO
 
 import msgspec
@@ -28,7 +29,7 @@ def main(ready_fd: int) -> int:
     """Run the component named in the boot message; returns the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    lifeline = sys.stdin.buffer
+    lifeline = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 (open as long as we live)
     boot = msgspec.msgpack.decode(read_frame(lifeline), type=BootMessage)
     threading.Thread(target=_die_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     setproctitle.setproctitle(f"sgviz::{boot.component}")
@@ -75,7 +76,7 @@ def _report(boot: BootMessage, ready: BinaryIO, error: BaseException) -> None:
     ready.close()
 
 
-def _die_with_parent(lifeline: BinaryIO) -> None:
+def _die_with_parent(lifeline: RawIOBase) -> None:
     while lifeline.read(4096):
         pass
     os._exit(PARENT_GONE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from io import RawIOBase
 from typing import BinaryIO
 
 import msgspec
@@ -67,13 +68,13 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read_frame(stream: BinaryIO) -> bytes:
+def read_frame(stream: BinaryIO | RawIOBase) -> bytes:
     """One message's body; StartupError if the stream ends first."""
     head = _exactly(stream.read, _LENGTH.size)
     return _exactly(stream.read, _LENGTH.unpack(head)[0])
 
 
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+def _exactly(read: Callable[[int], bytes | None], count: int) -> bytes:
     out = b""
     while len(out) < count:
         piece = read(count - len(out))

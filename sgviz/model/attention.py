@@ -112,7 +112,9 @@ class TorchAttention:
         pool, device, length = self.kv_pool, batch.slot_table.device, prefix + new
         hidden = torch.ones(new, length, dtype=torch.bool, device=device).triu_(prefix + 1)
         bias = torch.zeros(new, length, dtype=pool.dtype, device=device).masked_fill_(hidden, -torch.inf)
-        return _Extend(start, start + new, length, pool.gather_index(batch.slot_table[i : i + 1, :length]), bias)
+        return _Extend(
+            start, start + new, length, pool.gather_index(batch.slot_table[i : i + 1, :length]), bias
+        )
 
     def _run_singles(self, layer: int, group: _SingleRows, q: Tensor) -> Tensor:
         """[count, heads, head_dim] -> [count, heads * head_dim]."""
@@ -160,7 +162,9 @@ def length_groups(rows: list[int], seq_lens: list[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     for i in sorted(rows, key=lambda row: -seq_lens[row]):
         head = seq_lens[groups[-1][0]] if groups else 0
-        fits = groups and WASTE_LIMIT * seq_lens[i] >= head and head * (len(groups[-1]) + 1) <= MAX_PADDED_CELLS
+        fits = (
+            groups and WASTE_LIMIT * seq_lens[i] >= head and head * (len(groups[-1]) + 1) <= MAX_PADDED_CELLS
+        )
         if fits:
             groups[-1].append(i)
         else:

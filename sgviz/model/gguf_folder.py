@@ -120,13 +120,17 @@ def _tokenizer(reader: gguf.GGUFReader) -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _control(reader)])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in _control(reader)]
+    )
     return tokenizer
 
 
 def _control(reader: gguf.GGUFReader) -> list[str]:
     kinds = _field(reader, "tokenizer.ggml.token_type")
-    return [text for text, kind in zip(_field(reader, "tokenizer.ggml.tokens"), kinds) if kind == CONTROL_TOKEN]
+    return [
+        text for text, kind in zip(_field(reader, "tokenizer.ggml.tokens"), kinds) if kind == CONTROL_TOKEN
+    ]
 
 
 def _tokenizer_config(reader: gguf.GGUFReader) -> dict[str, object]:

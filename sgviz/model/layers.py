@@ -24,7 +24,10 @@ def empty_parameter(*shape: int) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. `pack` swaps W for oneDNN's layout: quicker on CPU, and the same bits for any number of rows."""
+    """y = x W^T + b.
+
+    `pack` swaps W for oneDNN's layout: quicker on CPU, and a row's bits don't depend on the number of rows.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from sgviz.model.decoder import CausalLM, DecoderTraits
-from sgviz.model.model_config import ModelConfig
+from sgviz.model.model_config import DecoderConfig
 
 
 class LlamaForCausalLM(CausalLM):
     """`attention_bias` of the config puts a bias on all four projections of attention."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         bias = config.attention_bias
         super().__init__(config, DecoderTraits(qkv_bias=bias, out_bias=bias), dtype, device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sgviz.errors import StartupError, suggest
 from sgviz.model.decoder import CausalLM
-from sgviz.model.model_config import ModelConfig, load_config, read_json
+from sgviz.model.model_config import DecoderConfig, load_config, read_json
 from sgviz.model.registry import model_class
 
 WEIGHTS = "model.safetensors"
@@ -35,7 +35,11 @@ class _Place:
 
 
 def load_model(
-    path: Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu", *, pack: bool = True
+    path: Path,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    pack: bool = True,
 ) -> CausalLM:
     """Build the model in folder `path` and load its weights.
 
@@ -58,14 +62,16 @@ def load_model(
 
 
 def resolve_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """"float32" and its like, or a torch dtype, as a torch dtype. Raises StartupError for any other."""
+    """ "float32" and its like, or a torch dtype, as a torch dtype. Raises StartupError for any other."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in DTYPES.values():
-        raise StartupError(f"dtype {dtype!r} is not supported{suggest(str(dtype), DTYPES)}; use one of {', '.join(DTYPES)}")
+        raise StartupError(
+            f"dtype {dtype!r} is not supported{suggest(str(dtype), DTYPES)}; use one of {', '.join(DTYPES)}"
+        )
     return found
 
 
-def _places(model: CausalLM, config: ModelConfig) -> dict[str, _Place]:
+def _places(model: CausalLM, config: DecoderConfig) -> dict[str, _Place]:
     """Every checkpoint tensor the model needs, by its name there."""
     facts = config.facts
     q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -83,7 +89,7 @@ def _places(model: CausalLM, config: ModelConfig) -> dict[str, _Place]:
     return places
 
 
-def _fill(places: dict[str, _Place], path: Path, config: ModelConfig) -> None:
+def _fill(places: dict[str, _Place], path: Path, config: DecoderConfig) -> None:
     missing, left_over = dict.fromkeys(places), []
     for name, tensor in _checkpoint(path):
         if name in missing:
@@ -106,7 +112,7 @@ def _copy(name: str, tensor: Tensor, place: _Place, path: Path) -> None:
     target.copy_(tensor)
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
+def _is_redundant(name: str, config: DecoderConfig) -> bool:
     """Tensors some checkpoints carry although they follow from others."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 
@@ -126,7 +132,9 @@ def _weight_files(path: Path) -> list[Path]:
     if (path / WEIGHTS).exists():
         return [path / WEIGHTS]
     if not (path / WEIGHTS_INDEX).exists():
-        raise StartupError(f"{path} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; only safetensors can be loaded")
+        raise StartupError(
+            f"{path} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; only safetensors can be loaded"
+        )
     shards = read_json(path / WEIGHTS_INDEX).get("weight_map")
     if not isinstance(shards, dict):
         raise StartupError(f"{path / WEIGHTS_INDEX} has no `weight_map` object")

@@ -1,7 +1,8 @@
-"""What a model is, read from the JSON files of its folder: ModelFacts for planners, ModelConfig for the layers.
+"""What a model is, by the JSON files of its folder: ModelFacts for planners, DecoderConfig for the layers.
 
 Mirrors SGLang's ModelConfig over Hugging Face configs; only dense Llama-shaped decoders are described.
-Older folders keep `rope_theta` and `rope_scaling` at the top, newer ones a `rope_parameters` object: both are read.
+Older folders keep `rope_theta` and `rope_scaling` at the top, newer ones a `rope_parameters` object: both
+are read.
 Imports: errors. No torch.
 """
 
@@ -64,7 +65,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class DecoderConfig:
     """What the layers are built from."""
 
     facts: ModelFacts
@@ -82,7 +83,7 @@ def model_facts(path: Path) -> ModelFacts:
     return load_config(path).facts
 
 
-def load_config(path: Path) -> ModelConfig:
+def load_config(path: Path) -> DecoderConfig:
     """Read `config.json` (and `generation_config.json` if there is one) of folder `path`.
 
     Raises:
@@ -91,7 +92,7 @@ def load_config(path: Path) -> ModelConfig:
     raw = read_json(path / "config.json")
     _refuse_unsupported(raw, path)
     hidden = _number(raw, "hidden_size", int, path)
-    return ModelConfig(
+    return DecoderConfig(
         facts=_facts(raw, path, hidden),
         hidden_size=hidden,
         intermediate_size=_number(raw, "intermediate_size", int, path),
@@ -160,8 +161,8 @@ def _eos_ids(raw: JsonObject, path: Path) -> tuple[int, ...]:
     for source in sources:
         value = source.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
-            if token is not None:
-                ids[int(token)] = None
+            if isinstance(token, int):
+                ids[token] = None
     return tuple(ids)
 
 
@@ -193,7 +194,9 @@ def _refuse_unsupported(raw: JsonObject, path: Path) -> None:
     file = path / "config.json"
     act = raw.get("hidden_act", "silu")
     if act != "silu":
-        raise StartupError(f"{file}: hidden_act {act!r} is not supported{suggest(str(act), ['silu'])}; only silu is")
+        raise StartupError(
+            f"{file}: hidden_act {act!r} is not supported{suggest(str(act), ['silu'])}; only silu is"
+        )
     if raw.get("use_sliding_window"):
         raise StartupError(f"{file}: sliding window attention is not supported; only full attention is")
     if raw.get("quantization_config"):

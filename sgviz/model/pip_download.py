@@ -99,6 +99,8 @@ def _cause(stderr: str, code: int) -> str:
     """pip's last words; where it could not connect, those blame the package and only its warnings tell."""
     if "connection broken" in stderr:
         return "pip: no connection to the package index"
+    if "No module named pip" in stderr:
+        return "this Python has no pip; `python -m ensurepip` installs it"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return "pip: " + (errors or lines or [f"exit code {code}"])[-1]

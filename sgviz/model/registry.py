@@ -13,11 +13,11 @@ import torch
 from sgviz.errors import StartupError, suggest
 from sgviz.model.decoder import CausalLM
 from sgviz.model.llama import LlamaForCausalLM
-from sgviz.model.model_config import ModelConfig
+from sgviz.model.model_config import DecoderConfig
 from sgviz.model.qwen2 import Qwen2ForCausalLM
 from sgviz.model.qwen3 import Qwen3ForCausalLM
 
-ModelClass = Callable[[ModelConfig, torch.dtype, torch.device | str], CausalLM]
+ModelClass = Callable[[DecoderConfig, torch.dtype, torch.device | str], CausalLM]
 
 ARCHITECTURES: Mapping[str, ModelClass] = MappingProxyType(
     {
@@ -29,7 +29,7 @@ ARCHITECTURES: Mapping[str, ModelClass] = MappingProxyType(
 
 
 def model_class(architecture: str) -> ModelClass:
-    """The class for `architecture`, a name from a config's `architectures`. Raises StartupError if there is none."""
+    """The class for `architecture`, as configs name it. Raises StartupError if there is none."""
     found = ARCHITECTURES.get(architecture)
     if found is None:
         near, known = suggest(architecture, ARCHITECTURES), ", ".join(ARCHITECTURES)

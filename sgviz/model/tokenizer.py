@@ -52,12 +52,16 @@ class Tokenizer:
         """The tokenizer in folder `path`. Raises StartupError if there is none that can be read."""
         file = path / "tokenizer.json"
         if not file.exists():
-            raise StartupError(f"the model folder {path} has no tokenizer.json; only fast tokenizers can be loaded")
+            raise StartupError(
+                f"the model folder {path} has no tokenizer.json; only fast tokenizers can be loaded"
+            )
         try:
             backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise StartupError(f"{file} cannot be read: {error}") from error
-        config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+        config = (
+            read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+        )
         try:
             return Tokenizer(backend, _special_tokens(path, config), _template_sources(path, config))
         except BadRequest as error:
@@ -69,7 +73,10 @@ class Tokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        return [item.ids for item in self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)]
+        return [
+            item.ids
+            for item in self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        ]
 
     def decode(
         self,
@@ -158,7 +165,7 @@ class Tokenizer:
             if name in self._templates:
                 return self._templates[name]
         raise BadRequest(
-            "this model has no chat template; send a plain prompt to the completions endpoint or give a chat_template",
+            "this model has no chat template; give a chat_template, or send a plain prompt for completion",
             param="messages",
         )
 

@@ -177,14 +177,19 @@ class State:
             ledger.seed(body)
             self.kv_changed = True
             return
-        self._compare(event, "free", ledger.free, body.kv_free)
-        self._compare(event, "evictable", ledger.evictable, body.kv_evictable)
-        self._compare(event, "protected", ledger.protected, body.kv_protected)
+        same = self._same(event, "free", ledger.free, body.kv_free)
+        same &= self._same(event, "evictable", ledger.evictable, body.kv_evictable)
+        same &= self._same(event, "protected", ledger.protected, body.kv_protected)
+        if not same:  # told once; what follows is folded from the engine's word
+            ledger.seed(body)
+            self.kv_changed = True
 
-    def _compare(self, event: Event, name: str, folded: int, stated: int) -> None:
-        if folded != stated:
-            bid = event.body.bid if isinstance(event.body, BatchPlanned) else 0
-            self.differences.append(Difference(event.t, event.seq, event.kind, bid, name, folded, stated))
+    def _same(self, event: Event, name: str, folded: int, stated: int) -> bool:
+        if folded == stated:
+            return True
+        bid = event.body.bid if isinstance(event.body, BatchPlanned) else 0
+        self.differences.append(Difference(event.t, event.seq, event.kind, bid, name, folded, stated))
+        return False
 
     def _on_launched(self, event: Event, body: BatchLaunched) -> None:
         if batch := self.batches.get(body.bid):
@@ -218,8 +223,8 @@ class State:
 
     def _on_pool(self, event: Event, body: PoolTaken | PoolReturned) -> None:
         self._on_memory(event, body)
-        if self.ledger.exact:
-            self._compare(event, "free", self.ledger.free, body.free)
+        if self.ledger.exact and not self._same(event, "free", self.ledger.free, body.free):
+            self.ledger.exact = False
 
 
 _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType(

@@ -8,6 +8,7 @@ Imports: events.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,6 +33,11 @@ from sgviz.events.schema import (
     TokensSampled,
 )
 from sgviz.events.time_stats import TimeStats
+
+_ABORT_GOES_ON = frozenset({"tokenizer", "running"})  # the scheduler still has to end the request itself
+
+
+_PART = re.compile(r"_(?:\d+|warm)(?:_[0-9a-f]{32})?$")  # prompt number, or sample number and a fresh id
 
 
 class PhaseName(StrEnum):
@@ -61,6 +67,8 @@ class RequestState:
         marks: first event of each kind that the journey shows, by kind.
         bids: batches it was a member of, in order. sampled: tokens appended to it.
         cached_tokens: prefix found at the first admission. end: stamp of its last event, 0 while it lives.
+        parent: the request it is one sample or prompt of. children: those it fanned out into; then it has
+            no life of its own in the scheduler.
     """
 
     rid: str
@@ -80,6 +88,8 @@ class RequestState:
     retractions: int = 0
     queued_at: int = 0
     end: int = 0
+    parent: str = ""
+    children: list[str] = field(default_factory=list)
 
     def mark(self, event: Event) -> None:
         self.marks.setdefault(event.kind, event)
@@ -123,6 +133,23 @@ class Requests:
             state.enter(PhaseName.TOKENIZE, t)
         return state
 
+    def _adopt(self, rid: str) -> None:
+        """A rid that serving never saw is a prompt or sample of one that it saw, if the name says so."""
+        parent = self._parent_of(rid)
+        if parent is None or parent.end:
+            return
+        child = self.begin(rid, parent.stats.created)
+        child.stats.tokenize_start = parent.stats.tokenize_start
+        child.parent, child.stream, child.marks = parent.rid, parent.stream, dict(parent.marks)
+        parent.children.append(rid)
+
+    def _parent_of(self, rid: str) -> RequestState | None:
+        while (part := _PART.search(rid)) is not None:
+            rid = rid[: part.start()]
+            if rid in self.by_rid:
+                return self.by_rid[rid]
+        return None
+
     # ------------------------------------------------------------ http and tokenizer manager
 
     def received(self, event: Event, body: RequestReceived) -> None:
@@ -136,6 +163,8 @@ class Requests:
         state.mark(event)
 
     def tokenized(self, event: Event, body: RequestTokenized) -> None:
+        if body.rid not in self.by_rid:
+            self._adopt(body.rid)
         state = self.begin(body.rid, event.t)
         state.stats.tokenize_finish = event.t
         state.prompt_tokens = body.prompt_tokens
@@ -162,8 +191,8 @@ class Requests:
     def aborted(self, event: Event, body: RequestAborted) -> None:
         state = self.of(body.rid)
         state.abort = state.abort or f"{body.where}: {body.why}"
-        if body.where == "waiting":
-            state.enter(PhaseName.OUTPUT, event.t)
+        if body.where not in _ABORT_GOES_ON:
+            self._complete(state, event.t)
 
     def chunk_sent(self, event: Event, body: ChunkSent) -> None:
         if body.chars and "chunk.sent" not in (marks := self.of(body.rid).marks):

@@ -93,7 +93,8 @@ def requests_table(requests: Iterable[RequestState], t0: int) -> pd.DataFrame:
     `ttft_ms`: to the first token (streamed: at the tokenizer manager; else where the scheduler had it).
     `e2e_ms`: until the tokenizer manager was done; `total_ms`: until the last stamp, the sum of the
     stages. `queue_ms`: all stays in the waiting queue. `tpot_ms`: a token after the first. `batches`:
-    the bids it ran in.
+    the bids it ran in. `parent`: the request it is a sample or prompt of; such a parent has a row with
+    sizes missing.
     """
     rows = [_request_row(request, t0) for request in requests]
     counts = ["prompt_tokens", "completion_tokens", "cached_tokens", "status"]
@@ -104,7 +105,7 @@ def _request_columns() -> list[str]:
     return [
         "rid", "arrival_ms", "prompt_tokens", "completion_tokens", "cached_tokens", "stream", "finish_reason",
         "matched", "status", "ttft_ms", "e2e_ms", "tpot_ms", "queue_ms", "total_ms",
-        *(f"{name}_ms" for _, name in STAGES), "retractions", "n_batches", "batches", "abort",
+        *(f"{name}_ms" for _, name in STAGES), "retractions", "n_batches", "batches", "abort", "parent",
     ]  # fmt: skip
 
 
@@ -129,6 +130,7 @@ def _request_row(request: RequestState, t0: int) -> dict[str, object]:
         "n_batches": len(request.bids),
         "batches": tuple(request.bids),
         "abort": request.abort,
+        "parent": request.parent,
     }
     row.update({f"{name}_ms": ms for name, ms in stage_ms(stats).items()})
     return row

@@ -63,6 +63,6 @@ class AdmissionLog:
                 rem_chunk=-1 if verdict.rem_chunk is None else verdict.rem_chunk,
             )
         )
-        if verdict.chunked or verdict.prefix != req.kv.protected or req.inflight_middle_chunks:
+        if verdict.chunked or verdict.continued:
             end = verdict.prefix + verdict.extend
             self._trace.emit(schema.ChunkCut(rid=req.rid, start=verdict.prefix, end=end, total=req.seqlen))

@@ -30,11 +30,7 @@ class DecodePlanner:
     def next_batch(self) -> ScheduleBatch | None:
         """The running batch with one new slot each, or None if nothing can decode now."""
         state = self._state
-        batch = state.running_batch
-        before = len(batch)
-        batch.filter_batch(lambda req: not _will_finish_by_length(req))
-        if len(batch) < before:
-            batch.batch_is_full = False
+        batch = self._still_decoding()
         if batch.is_empty:
             return None
         if self._fits(batch.reqs):
@@ -50,9 +46,17 @@ class DecodePlanner:
 
     def can_ride_along(self) -> bool:
         """Whether the running requests fit into a mixed batch (which never retracts)."""
-        batch = self._state.running_batch
-        batch.filter_batch(lambda req: not _will_finish_by_length(req))
+        batch = self._still_decoding()
         return not batch.is_empty and self._fits(batch.reqs)
+
+    def _still_decoding(self) -> ScheduleBatch:
+        """The running batch without those that end with a result under way."""
+        batch = self._state.running_batch
+        before = len(batch)
+        batch.filter_batch(lambda req: not _will_finish_by_length(req))
+        if len(batch) < before:
+            batch.batch_is_full = False
+        return batch
 
     def _fits(self, reqs: Sequence[Req]) -> bool:
         """Room for one more position each, evicting from the tree if it must be."""

@@ -147,6 +147,7 @@ class Intake:
                 input_ids=np.asarray(req.origin_input_ids, dtype="<i4").tobytes(),
                 sampling=self._encode(req.sampling_params),
                 extra_key=req.namespace,
+                received_ns=req.time_stats.scheduler_recv,
             )
         )
 

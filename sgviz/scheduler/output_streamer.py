@@ -45,11 +45,11 @@ class OutputStreamer:
             req.time_stats.output_streamed = now
             counts.append(len(req.output_ids) - req.send_token_offset)
             _append(out, req)
-        self._to_detokenizer.send(out)
         trace = self._state.trace
-        if trace.on:
+        if trace.on:  # before the send: the next stage's event must not come earlier than this one
             finished = tuple([req.finished for req in due])
             trace.emit(schema.OutputStreamed(rids=tuple(out.rids), tokens=tuple(counts), finished=finished))
+        self._to_detokenizer.send(out)
 
     def _is_due(self, req: Req) -> bool:
         if req.finished:

@@ -12,7 +12,7 @@ from sgviz.events import Reason, schema
 from sgviz.scheduler.admission_log import AdmissionLog
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.policy import PolicyView, SchedulePolicy
-from sgviz.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
+from sgviz.scheduler.prefill_adder import Admitted, PrefillAdder, Refused, Verdict
 from sgviz.scheduler.queue_order import order_queue
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.state import SchedulerState
@@ -114,28 +114,28 @@ class Planner:
             if stop is None and len(adder.can_run_list) >= slots:
                 state.running_batch.batch_is_full = True
                 stop = self._slot_reason()
-            if stop is not None:
-                self._log.scan_stopped(req.rid, stop, len(state.waiting_queue) - position - 1)
-                break
-            stop = self._try(adder, req)
+            if stop is None:
+                verdict = self._try(adder, req)
+                if isinstance(verdict, Admitted):
+                    stop = verdict.next
+                    continue
+                stop = verdict.reason
+            self._log.scan_stopped(req.rid, stop, len(state.waiting_queue) - position - 1)
+            break
         if stop is Reason.KV:
             state.running_batch.batch_is_full = bool(adder.can_run_list) or len(state.running_batch) > 0
         return adder
 
-    def _try(self, adder: PrefillAdder, req: Req) -> Reason | None:
-        """One candidate; returns what stops the scan after it."""
+    def _try(self, adder: PrefillAdder, req: Req) -> Verdict:
+        """The adder's verdict on one candidate, told."""
         state = self._state
         limit = req.seqlen - 1  # one token must be computed to get logits
         match = state.cache.match(req.fill_ids(), req.namespace, limit)
         verdict = adder.add_one_req(req, match)
-        if isinstance(verdict, Refused):
-            self._log.verdict(verdict)
-            behind = len(state.waiting_queue) - 1 - len(adder.can_run_list)
-            self._log.scan_stopped(req.rid, verdict.reason, max(behind, 0))
-            return verdict.reason
-        self._log.matched(req, match, limit)
+        if isinstance(verdict, Admitted):
+            self._log.matched(req, match, limit)
         self._log.verdict(verdict)
-        return verdict.next
+        return verdict
 
     def _form(self, adder: PrefillAdder) -> ScheduleBatch:
         """Turn the adder's list into a batch with rows and slots."""
@@ -201,7 +201,7 @@ class Planner:
         trace.emit(
             schema.BatchPlanned(
                 bid=batch.bid,
-                mode=batch.forward_mode,
+                mode=batch.forward_mode.value,
                 rids=tuple([req.rid for req in batch.reqs]),
                 extend_lens=tuple(batch.extend_lens),
                 prefix_lens=tuple(batch.prefix_lens),

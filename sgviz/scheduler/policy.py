@@ -110,7 +110,7 @@ class LongestPrefixMatch:
 
 
 class DfsWeight:
-    """Depth-first through the prefix tree, subtrees with many waiting requests first."""
+    """Depth-first through the prefix tree, subtrees with many waiting requests first; the uncached come last."""
 
     name = "dfs-weight"
 
@@ -122,8 +122,11 @@ class DfsWeight:
         for path in paths:
             for node in path:
                 weight[node] = weight.get(node, 0) + 1
-        # heavier branches first at every level; at a node its own requests come before those further down
-        ranked = sorted(range(len(waiting)), key=lambda i: [(-weight[node], node) for node in paths[i]])
+        # heavier branches first at every level; at a node its own requests come after those further down
+        own = (1, 0)  # behind every branch: those have negative weights
+        ranked = sorted(
+            range(len(waiting)), key=lambda i: [*((-weight[node], node) for node in paths[i]), own]
+        )
         return [waiting[i] for i in ranked]
 
 

@@ -7,6 +7,7 @@ who holds it. Simplified: no host cache, no LoRA, no delayer. Imports: batch, ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,11 @@ class Admitted:
     rem_total: int
     rem_input: int
     rem_chunk: int | None
+
+    @property
+    def continued(self) -> bool:
+        """A further piece of a prompt that was cut before."""
+        return self.need == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,10 @@ class PrefillAdder:
         if length < remaining:
             length = self._floor_page(req.prefix_len + length) - req.prefix_len
         if length <= 0:
-            return self._refuse(req, Reason.KV, self.limits.page_size, self.cache.room())
+            page, room = self.limits.page_size, self.cache.room()
+            if room >= page and self.rem_chunk is not None:
+                return self._refuse(req, Reason.CHUNK_BUDGET, page, self.rem_chunk)
+            return self._refuse(req, Reason.KV, page, room)
         req.extend_end = req.prefix_len + length
         done = length == remaining
         self._commit(req, length, reserve=done)
@@ -125,7 +134,7 @@ class PrefillAdder:
         extend = req.seqlen - match.length
         need = extend + remaining_output(req) + self.limits.page_size
         with self.cache.held(match.node):
-            have = int(self.rem_total)
+            have = math.ceil(self.rem_total)  # need < rem_total is need < have: need is whole
             if not self._memory_fits(req, extend, need):
                 return self._refuse(req, Reason.KV, need, have)
             length = self._length_in_budget(req, match.length, extend)
@@ -166,9 +175,12 @@ class PrefillAdder:
         if first > min(self.rem_total, self.cur_rem):
             return False
         held = [(remaining_output(other), other.seqlen) for other in (*self.running, *self.can_run_list)]
+        free, freed = self.cur_rem - first, 0
+        if not held:
+            return remaining_output(req) < free  # the walk's margin would bar the longest request for ever
         held.append((remaining_output(req), req.seqlen))
         held.sort()
-        free, freed, left = self.cur_rem - first, 0, len(held)
+        left = len(held)
         for tokens_left, occupied in held:
             if free + freed - tokens_left * left <= left:
                 return False

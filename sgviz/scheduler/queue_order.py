@@ -15,20 +15,20 @@ log = logging.getLogger(__name__)
 def order_queue(waiting: list[Req], policy: SchedulePolicy, view: PolicyView, trace: Tracer) -> list[Req]:
     """The queue in the policy's order. A policy that raises, drops or doubles a request is reported, and
     the queue keeps its order."""
+    if not waiting:
+        return waiting
+    shown = tuple(waiting)  # a policy cannot change the queue by sorting or popping what it is given
     try:
-        ordered = policy.order(waiting, view)
+        ordered = list(policy.order(shown, view))
     except Exception as error:
         return _failed(waiting, policy, f"raised {type(error).__name__}: {error}", trace)
-    if ordered is waiting:
-        return waiting
-    ordered = list(ordered)
     fault = _fault(waiting, ordered)
     if fault:
         return _failed(waiting, policy, fault, trace)
     if trace.on:
         moves = _moves(waiting, ordered)
         if moves:
-            trace.emit(schema.QueueSorted(policy=policy.name, moves=moves))
+            trace.emit(schema.QueueSorted(policy=_name(policy), moves=moves))
     return ordered
 
 
@@ -48,11 +48,15 @@ def _fault(waiting: Sequence[Req], ordered: Sequence[Req]) -> str:
 
 
 def _failed(waiting: list[Req], policy: SchedulePolicy, fault: str, trace: Tracer) -> list[Req]:
-    name = getattr(policy, "name", type(policy).__name__)
-    log.error("schedule policy %s %s; the queue keeps the order of arrival", name, fault)
+    log.error("schedule policy %s %s; the queue keeps its order", _name(policy), fault)
     if trace.on:
-        trace.emit(schema.PolicyFailed(policy=str(name), fault=fault))
+        trace.emit(schema.PolicyFailed(policy=_name(policy), fault=fault))
     return waiting
+
+
+def _name(policy: SchedulePolicy) -> str:
+    """Its name; a user's object without one goes by its class."""
+    return str(getattr(policy, "name", type(policy).__name__))
 
 
 def _moves(before: Sequence[Req], after: Sequence[Req]) -> tuple[tuple[str, int, int], ...]:

@@ -1,8 +1,8 @@
 """Ending requests outside the result of a forward: drops, aborts, refusals. Imports: batch, cache, messages.
 
-Every request that ends gets exactly one final message. One that was never sent to the detokenizer is
-answered straight to the TokenizerManager by an AbortReq; one that was streams a last, empty output, so
-that the detokenizer's state goes too.
+Every request that ends gets exactly one final message. One that has no output yet is answered straight
+to the TokenizerManager by an AbortReq; one that has some sends what is left of it on the normal way, so
+that the client gets its text and the detokenizer's state goes too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class RequestEnder:
         state.live.pop(req.rid, None)
         if state.trace.on:
             state.trace.emit(schema.RequestAborted(rid=req.rid, where=where, why=why))
-        if req.send_decode_offset >= 0:
+        if req.output_ids:
             self._streamer.stream_output([req])
         else:
+            req.finished_output = True  # a late result that it is a member of must not send it again
             self._to_tokenizer.send(AbortReq(rid=req.rid, finished_reason=req.finished_reason))
 
     def refuse(self, rid: str, message: str, status_code: int) -> None:

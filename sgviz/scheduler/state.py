@@ -11,6 +11,7 @@ from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
 from sgviz.config import ScheduleConfig, ServeConfig
+from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.worker.protocol import WorkerInfo
@@ -25,7 +26,8 @@ class Limits:
 
     Attributes:
         chunked_prefill_size: None when prompts are not cut.
-        max_req_len: prompt and output of one request. max_req_input_len: its prompt.
+        max_req_len: prompt and output of one request. max_req_input_len: its prompt; below the pool by more
+            than a page, so that the adder admits every such request when it is alone.
     """
 
     max_running_requests: int
@@ -44,8 +46,18 @@ class Limits:
 
     @classmethod
     def derive(cls, schedule: ScheduleConfig, serve: ServeConfig, info: WorkerInfo, page_size: int) -> Limits:
-        """The limits that follow from settings, model and memory."""
+        """The limits that follow from settings, model and memory.
+
+        Raises:
+            ConfigError: the pool is too small to run any request.
+        """
         capacity = info.max_total_num_tokens
+        if capacity < 2 * page_size:
+            raise ConfigError(
+                f"a KV pool of {capacity} tokens cannot run a request with page_size {page_size}; "
+                f"it takes {2 * page_size} tokens at least",
+                param="max_total_tokens",
+            )
         max_req_len = min(info.context_len, capacity) - 1
         wanted = schedule.max_running_requests or min(DEFAULT_MAX_RUNNING, max(1, capacity // 2))
         chunk = schedule.chunked_prefill_size
@@ -56,7 +68,7 @@ class Limits:
             prefill_max_requests=schedule.prefill_max_requests,
             max_queued_requests=schedule.max_queued_requests,
             max_req_len=max_req_len,
-            max_req_input_len=max(1, max_req_len - INPUT_LEN_MARGIN),
+            max_req_input_len=max(1, min(max_req_len - INPUT_LEN_MARGIN, capacity - page_size - 1)),
             max_total_num_tokens=capacity,
             page_size=page_size,
             stream_interval=serve.stream_interval,

@@ -31,7 +31,7 @@ class TokenizerManager(Protocol):
         self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
     ) -> AsyncIterator[EngineOutput | list[EngineOutput]]:
         """Streamed: cumulative outputs, with `index` when there are several. Else one item: an output,
-        or the list of a batch in the order prompt_no * n + sample_no."""
+        or the list of a batch in the order prompt_no * n + sample_no. Closing it early aborts what runs."""
         ...
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None: ...

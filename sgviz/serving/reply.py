@@ -89,19 +89,16 @@ class Reply:
         self.sent(next(iter(self._rids)), 0, "error", len(message))
 
     def end(self, status: int) -> None:
-        """The last byte was handed over, or nobody is there to take it (499: the rids are aborted)."""
+        """The last byte was handed over, or nobody is there to take it (499)."""
         if self._ended:
             return
         self._ended = True
-        manager = self._context.tokenizer_manager
         for rid in self._rids:
-            if status == CLIENT_GONE:
-                manager.abort_request(rid)
-            manager.response_sent(rid, status)
+            self._context.tokenizer_manager.response_sent(rid, status)
 
 
 class EngineStream:
-    """The engine's side of one answer; closing it before its end makes the TokenizerManager abort."""
+    """The engine's side of one answer. Closing it early aborts what still runs (see TokenizerManager)."""
 
     def __init__(self, items: AsyncIterator[EngineOutput | list[EngineOutput]], reply: Reply) -> None:
         self._items = items
@@ -175,6 +172,7 @@ class EventStream(Response):
         self._watch = watch
         self._reply = reply
         self._last_words = last_words
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = CLIENT_GONE
@@ -185,7 +183,8 @@ class EventStream(Response):
             pass
         except asyncio.CancelledError:
             status = 503
-            await send(_body(self._last_words, more=False))
+            if self._started:
+                await send(_body(self._last_words, more=False))
         finally:
             self._watch.close()
             await self._events.aclose()
@@ -193,6 +192,7 @@ class EventStream(Response):
             self._reply.end(status)
 
     async def _pump(self, send: Send) -> None:
+        self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self._events:
             await send(_body(event, more=True))

@@ -126,3 +126,8 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise StartupError if the address cannot be listened on, before a model is loaded for nothing."""
+    _listen(host, port).close()

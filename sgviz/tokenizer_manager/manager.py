@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from sgviz.channel import AsyncReceiver, Sender
 from sgviz.errors import SgvizError, Unavailable
@@ -152,7 +151,7 @@ class TokenizerManager:
         assert isinstance(reply, FlushCacheReqOutput)
         return reply
 
-    async def get_internal_state(self, timeout: float = REPLY_TIMEOUT_S) -> dict[str, Any]:
+    async def get_internal_state(self, timeout: float = REPLY_TIMEOUT_S) -> GetInternalStateReqOutput:
         """The scheduler's account of itself: queue lengths, pool counts, limits.
 
         Raises:
@@ -161,7 +160,7 @@ class TokenizerManager:
         self.start()
         reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
         assert isinstance(reply, GetInternalStateReqOutput)
-        return reply.state
+        return reply
 
     async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> bool:
         """Probe the whole pipeline with one token; any message that comes meanwhile proves life as well."""

@@ -73,7 +73,7 @@ def run_figure(
         raise BadRequest(f"max_lanes is {max_lanes}; at least one lane is needed")
     rec, colours = rec.freeze(), theme(look)
     requests = [rec.request(rid) for rid in (rec.rids if rids is None else rids)]
-    requests = [request for request in requests if request.phases]
+    requests = [request for request in requests if request.phases and not request.children]
     if not requests:
         return _empty(rec, colours)
     lanes = _choose(requests, max_lanes)
@@ -272,9 +272,9 @@ def _draw_batches(ax: Axes, rec: Recording, window: Window, colours: Theme) -> N
             handles.append(Patch(color=colour, label=f"{mode}: {len(part)}"))
     centres = table.left + table.width / 2
     if len(table) <= DOTS:
-        style = {"linestyle": "", "marker": "o", "markersize": 3.5, "color": colours.text}
-        ax.plot(centres, table.batch_size, **style)
-        handles.append(Line2D([], [], label="requests in it", **style))
+        (dots,) = ax.plot(centres, table.batch_size, "o", color=colours.text, markersize=3.5)
+        dots.set_label("requests in it")
+        handles.append(dots)
     _token_axis(ax, int(table.new_tokens.max()) if len(table) else 1)
     _label(ax, "new tokens\nin a batch", colours)
     _legend(ax, handles, colours)

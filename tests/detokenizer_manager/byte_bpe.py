@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SAMPLE = ["the ab cd. abab éé 中文字中文 日本語 👍🎉👍 \n\n  END ENX hello hello world", "中中文文字字 éüéü 🎉🎉"]
+SAMPLE = [
+    "the ab cd. abab éé 中文字中文 日本語 👍🎉👍 \n\n  END ENX hello hello world",
+    "中中文文字字 éüéü 🎉🎉",
+]
 EOS = "<eos>"
 
 

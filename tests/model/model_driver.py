@@ -1,4 +1,4 @@
-"""Drives a CausalLM by hand: rows of slots given out at random, as an engine that has run for a while would."""
+"""Drives a CausalLM by hand: slots are given out at random, as after a long run."""
 
 from __future__ import annotations
 

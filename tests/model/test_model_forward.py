@@ -63,7 +63,9 @@ def test_whole_prefill(driver: Driver, prompts: list[list[int]], reference: list
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 24])
-def test_chunked_prefill(driver: Driver, prompts: list[list[int]], reference: list[Tensor], chunk: int) -> None:
+def test_chunked_prefill(
+    driver: Driver, prompts: list[list[int]], reference: list[Tensor], chunk: int
+) -> None:
     for ids, expected in zip(prompts[:3], reference):
         sequence = Sequence(ids)
         while sequence.done < len(ids):
@@ -107,4 +109,3 @@ def test_a_row_does_not_depend_on_its_batch(model: CausalLM, prompts: list[list[
     expected = alone.step([Sequence(ids)], [len(ids)])[0]
     logits = together.step([Sequence(other) for other in prompts], [len(other) for other in prompts])
     torch.testing.assert_close(logits[0], expected, atol=1e-5, rtol=1e-5)
-

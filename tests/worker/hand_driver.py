@@ -13,9 +13,14 @@ from sgviz.worker.protocol import GenerationBatchResult, Worker
 
 
 def make_req(
-    rid: str, ids: Sequence[int], *, logprobs: int | None = None, outputs: Sequence[int] = (), **params: object
+    rid: str,
+    ids: Sequence[int],
+    *,
+    logprobs: int | None = None,
+    outputs: Sequence[int] = (),
+    **params: object,
 ) -> Req:
-    """A request as the scheduler makes it; `logprobs` is how many alternatives it wants, None for none at all."""
+    """A request as the scheduler makes it; `logprobs`: alternatives it wants, None: no logprobs at all."""
     return Req(
         rid=rid,
         origin_input_ids=list(ids),

@@ -221,7 +221,9 @@ def test_answers_end_by_themselves_at_the_given_rate() -> None:
     assert 0.07 < share < 0.13  # 1500 draws at 0.1: four standard deviations
     assert not (flat == 9).any()
     assert 7 not in tokens[-1]
-    assert not (np.array(HandDriver(MockWorker(info, threaded=False)).generate([make_req("a", [1])], 40)) == 7).any()
+    assert not (
+        np.array(HandDriver(MockWorker(info, threaded=False)).generate([make_req("a", [1])], 40)) == 7
+    ).any()
     assert set(range(50)) - {9} <= set(flat.ravel().tolist())  # every other token occurs
 
 
@@ -255,5 +257,7 @@ def test_logprobs_come_for_all_and_alternatives_for_those_who_ask() -> None:
 
 def test_the_mock_loads_no_torch() -> None:
     code = "import sys, sgviz.worker.mock_worker, sgviz.worker.factory; print('torch' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout.strip() == "False"

@@ -1,0 +1,58 @@
+"""The command `sgviz`. Each subcommand lives in `sgviz.cli`; nothing heavy is imported before it is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from sgviz import __version__
+from sgviz.errors import SgvizError
+
+# name -> (module, one line)
+COMMANDS = {
+    "demo": ("sgviz.cli.demo", "answer one chat request and show its journey"),
+    "serve": ("sgviz.cli.serve", "run an OpenAI-compatible server"),
+    "chat": ("sgviz.cli.chat", "talk to a model in the terminal"),
+    "doctor": ("sgviz.cli.doctor", "say what this machine has"),
+}
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code. Errors that sgviz raises on purpose are one sentence."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not arguments or arguments[0] not in COMMANDS:
+        parser.parse_args(arguments)
+        parser.print_help()
+        return 0 if not arguments else 2
+    command = importlib.import_module(COMMANDS[arguments[0]][0])
+    try:
+        code: int = command.main(arguments[1:])
+        return code
+    except SgvizError as error:
+        print(f"sgviz {arguments[0]}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"sgviz {arguments[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="sgviz",
+        description="An LLM serving pipeline in the shape of SGLang whose every decision is an event.",
+        epilog=f"commands:\n{lines}\n\n`sgviz COMMAND --help` says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="sgviz COMMAND [options]",
+    )
+    parser.add_argument("--version", action="version", version=f"sgviz {__version__}")
+    parser.add_argument("command", nargs="?", choices=list(COMMANDS), help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The subcommands of `sgviz`, one module each, on top of everything else."""

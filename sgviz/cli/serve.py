@@ -1,0 +1,83 @@
+"""`sgviz serve`: an OpenAI-compatible server until a signal or the death of a component.
+
+SIGTERM and Ctrl-C let running requests finish (`--shutdown-grace`), refuse new ones and exit 0; a second
+signal ends at once. A component that dies makes the exit code 1. Imports: engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from sgviz.cli.logs import configure_logging
+from sgviz.cli.options import Parser, add_options, settings_from
+from sgviz.engine import Engine
+from sgviz.serving.server import check_address
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.2
+DIED = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="sgviz serve", description="An OpenAI-compatible server. Flags are SGLang's where it has one."
+    )
+    add_options(parser)
+    settings = settings_from(parser.parse_args(argv))
+    configure_logging(settings.serve.log_level)
+    started = time.monotonic()
+    signals = Signals()
+    check_address(settings.serve.host, settings.serve.port)
+    engine = Engine.from_settings(settings, mode="processes")
+    try:
+        server = engine.serve()
+        _say_ready(engine, server.url, time.monotonic() - started)
+        signals.set_ready()
+        while not signals.asked.is_set() and not engine.pipeline.dead.is_set():
+            signals.asked.wait(WAIT_S)
+    except BaseException:
+        engine.close(0.0)
+        raise
+    died = engine.pipeline.dead.is_set()
+    log.info("stopping" if not died else "stopping: %s", *([engine.pipeline.status.message] if died else []))
+    engine.close()
+    return DIED if died else 0
+
+
+def _say_ready(engine: Engine, url: str, seconds: float) -> None:
+    info = engine.pipeline.infos["scheduler"]
+    keys = " (API key needed)" if engine.settings.serve.api_key else ""
+    print(
+        f"sgviz is ready: {url}/v1{keys}  model {engine.settings.served_model_name} ({info.dtype}, {info.device}), "
+        f"KV {info.max_total_num_tokens} tokens, up to {info.max_running_requests} running, after {seconds:.1f} s",
+        flush=True,
+    )
+
+
+class Signals:
+    """Before ready a signal interrupts the start; afterwards the first asks for a stop, the second insists."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._ready = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def set_ready(self) -> None:
+        self._ready = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._ready:
+            raise KeyboardInterrupt
+        if self.asked.is_set():
+            print("sgviz serve: stopping at once", file=sys.stderr)
+            raise KeyboardInterrupt
+        self.asked.set()
