@@ -28,11 +28,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sgviz chat", description="Talk to a model in the terminal.")
-    parser.add_argument("--url", help="a running server, e.g. http://127.0.0.1:30000; default: start an engine")
+    parser.add_argument(
+        "--url", help="a running server, e.g. http://127.0.0.1:30000; default: start an engine"
+    )
     parser.add_argument("--api-key", help="key for --url")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model of the engine to start (default: %(default)s)")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="model of the engine to start (default: %(default)s)"
+    )
     parser.add_argument("--system", help="a system message")
-    parser.add_argument("--max-tokens", type=int, default=512, help="length of an answer at most (default: 512)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="length of an answer at most (default: 512)"
+    )
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is deterministic (default: 0.7)")
     return parser
 
@@ -76,7 +82,12 @@ def _line() -> str | None:
 
 def _answer(client: ChatClient, model: str, messages: list[dict[str, Any]], args: argparse.Namespace) -> str:
     """Print the answer as it comes; Ctrl-C keeps what came, an error is said and the talk goes on."""
-    body = {"model": model, "messages": messages, "max_tokens": args.max_tokens, "temperature": args.temperature}
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+    }
     text = ""
     try:
         for chunk in client.stream(body):

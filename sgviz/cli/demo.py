@@ -59,11 +59,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Answer one chat request with a real pipeline and show its journey, type by type. "
         f"Writes {RECORDING} and {FIGURE}. The default model (98 MB) is fetched on first use.",
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="model name, folder or hub id (default: %(default)s)")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="model name, folder or hub id (default: %(default)s)"
+    )
     parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="what to ask (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=_positive, default=64, help="length of the answer at most (default: 64)")
-    parser.add_argument("--out", default=".", help="folder for recording and figure (default: the current one)")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output instead of tables")
+    parser.add_argument(
+        "--max-tokens", type=_positive, default=64, help="length of the answer at most (default: 64)"
+    )
+    parser.add_argument(
+        "--out", default=".", help="folder for recording and figure (default: the current one)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object on standard output instead of tables"
+    )
     return parser
 
 
@@ -126,7 +134,13 @@ def _show(console: Console, rid: str, recording: Recording, out: Path) -> None:
 
 def _as_json(reply: str, rid: str, recording: Recording, out: Path) -> dict[str, Any]:
     types = [
-        {"type": step.type, "component": step.component, "pid": step.pid, "t_ms": step.t_ms, "holds": step.holds}
+        {
+            "type": step.type,
+            "component": step.component,
+            "pid": step.pid,
+            "t_ms": step.t_ms,
+            "holds": step.holds,
+        }
         for step in recording.journey(rid)
     ]
     stages = [

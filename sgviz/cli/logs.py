@@ -14,5 +14,5 @@ def configure_logging(level: str) -> None:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "asyncio"):
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "asyncio", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -6,7 +6,6 @@ signal ends at once. A component that dies makes the exit code 1. Imports: engin
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
 import sys

@@ -58,7 +58,9 @@ def _stage(body: type[schema.Body]) -> str:
 
 def _table(title: str, bodies: list[type[schema.Body]]) -> str:
     rows = [f"| `{schema.KIND_OF[body]}` | {_meaning(body)} | {_fields(body)} |" for body in bodies]
-    return "\n".join([f"## {title[0].upper()}{title[1:]}", "", "| kind | meaning | fields |", "|---|---|---|", *rows, ""])
+    return "\n".join(
+        [f"## {title[0].upper()}{title[1:]}", "", "| kind | meaning | fields |", "|---|---|---|", *rows, ""]
+    )
 
 
 def _meaning(body: type[schema.Body]) -> str:
@@ -68,7 +70,9 @@ def _meaning(body: type[schema.Body]) -> str:
 
 
 def _fields(body: type[schema.Body]) -> str:
-    return "<br>".join(f"`{_cell(_field(field, body.__annotations__))}`" for field in msgspec.structs.fields(body))
+    return "<br>".join(
+        f"`{_cell(_field(field, body.__annotations__))}`" for field in msgspec.structs.fields(body)
+    )
 
 
 def _field(field: msgspec.structs.FieldInfo, annotations: dict[str, str]) -> str:
@@ -88,7 +92,9 @@ def _cell(text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sgviz.events.page", description="Write the event page.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if the page is out of date"
+    )
     check: bool = parser.parse_args(argv).check
     if not check:
         PAGE.write_text(page(), encoding="utf-8")

@@ -270,7 +270,10 @@ class Requests:
 
     @staticmethod
     def _complete(state: RequestState, t: int) -> None:
-        state.stats.completion = min(t, state.stats.output_streamed or t)
+        stats = state.stats
+        stats.completion = min(t, stats.output_streamed or t)
+        if stats.forward_entry and not stats.prefill_finished:  # it ended without a token: no decoding
+            stats.prefill_finished = stats.completion
         if state.phase is not PhaseName.OUTPUT and not state.end:
             state.enter(PhaseName.OUTPUT, t)
 

@@ -139,7 +139,8 @@ def _request_row(request: RequestState, t0: int) -> dict[str, object]:
 def first_token_ns(request: RequestState) -> int:
     """When the first token was there: for a stream when it reached the tokenizer manager (0: not yet)."""
     stats = request.stats
-    return (stats.first_token if request.stream else stats.prefill_finished) or stats.first_token
+    in_scheduler = stats.prefill_finished if request.sampled else 0
+    return (stats.first_token if request.stream else in_scheduler) or stats.first_token
 
 
 def tpot_ms(request: RequestState) -> float:

@@ -7,6 +7,7 @@ Imports: nothing of sgviz but this folder.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -30,6 +31,7 @@ def create_app(context: ServingContext) -> FastAPI:
     # the bodies are msgspec structs, which FastAPI cannot describe, so there is no OpenAPI page
     app = FastAPI(title="sgviz", openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.context = context
+    app.state.created = int(time.time())
     app.state.access = rules = AccessRules()
     for path in ("/flush_cache", "/abort_request"):
         rules.declare(path, AuthLevel.ADMIN_OPTIONAL)

@@ -111,6 +111,9 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == 404 and error.detail == "Not Found":
             return error_response(NotFound(f"no such path: {request.method} {request.url.path}"))
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            error.detail = f"{request.method} is not allowed for {request.url.path}; use {allowed}"
         return await handle(request, error)
 
     async def handle_validation(request: Request, error: Exception) -> Response:

@@ -89,22 +89,22 @@ async def _probe(context: ServingContext) -> Response:
 
 
 @router.get("/v1/models")
-async def models(context: Context) -> Response:
-    return json_response({"object": "list", "data": [_model_card(context)]})
+async def models(context: Context, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_model_card(context, request)]})
 
 
 @router.get("/v1/models/{model_id:path}")
-async def model(model_id: str, context: Context) -> Response:
+async def model(model_id: str, context: Context, request: Request) -> Response:
     check_model(model_id, context.facts)
-    return json_response(_model_card(context))
+    return json_response(_model_card(context, request))
 
 
-def _model_card(context: ServingContext) -> dict[str, Any]:
+def _model_card(context: ServingContext, request: Request) -> dict[str, Any]:
     facts = context.facts
     return {
         "id": facts.served_model_name,
         "object": "model",
-        "created": int(time.time()),
+        "created": request.app.state.created,
         "owned_by": "sgviz",
         "root": facts.model_path,
         "parent": None,

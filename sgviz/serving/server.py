@@ -77,7 +77,7 @@ class ServerHandle:
 
     async def stop(self, grace: float = 30.0) -> None:
         """Take no more connections, give running answers `grace` seconds, then cut them; idempotent."""
-        self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
+        self._server.config.timeout_graceful_shutdown = max(grace, 0.01)  # type: ignore[assignment]
         self._server.should_exit = True
         await asyncio.wait((self._task,))
         state = self._server.server_state

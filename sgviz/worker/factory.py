@@ -6,7 +6,13 @@ Imports: config, model (facts only), worker.
 from __future__ import annotations
 
 from sgviz.config import Settings
-from sgviz.worker.kv_budget import CPU_KV_BYTES, DEFAULT_MAX_RUNNING, bytes_per_token, kv_tokens
+from sgviz.worker.kv_budget import (
+    CPU_KV_BYTES,
+    DEFAULT_MAX_RUNNING,
+    bytes_per_token,
+    kv_tokens,
+    usable_context,
+)
 from sgviz.worker.protocol import Worker, WorkerInfo
 
 MOCK_EOS_EVERY = 256  # a mock answer without a limit ends after about so many tokens
@@ -55,7 +61,7 @@ def mock_info_of(settings: Settings) -> WorkerInfo:
     from sgviz.model.model_config import model_facts
 
     facts = model_facts(resolve_model(settings.model.model_path))
-    context = min(settings.model.context_length or facts.context_len, facts.context_len)
+    context = usable_context(settings.model.context_length, facts.context_len)
     token_bytes = bytes_per_token(facts, MOCK_ITEMSIZE)
     size = kv_tokens(
         max_total_tokens=settings.cache.max_total_tokens,

@@ -2,7 +2,7 @@
 
 A decode step takes its input ids from here at the start of the forward, so it can be launched while the step
 before it still runs. Mirrors SGLang 0.5's FutureMap (`output_tokens_buf` by row); simplified: sequence
-lengths are known to the scheduler and are not relayed. Imports: torch.
+lengths are known to the scheduler and are not relayed. Imports: errors, torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sgviz.errors import SgvizError
+
 UNKNOWN = -1  # a row for which nothing was sampled
+
+
+class NothingSampled(SgvizError, RuntimeError):
+    """A decode was launched for a row without a last token."""
 
 
 class FutureMap:
@@ -38,7 +44,7 @@ class FutureMap:
         last = self.output_tokens_buf[rows]
         if last.device.type == "cpu" and bool((last < 0).any()):
             bad = int(rows[last < 0][0])
-            raise RuntimeError(f"row {bad} decodes, but nothing was sampled for it since it was free")
+            raise NothingSampled(f"row {bad} decodes, but nothing was sampled for it since it was free")
         return torch.cat((prefill_ids, last)) if len(prefill_ids) else last
 
     def reserve(self, rows: int) -> None:

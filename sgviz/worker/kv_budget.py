@@ -44,3 +44,10 @@ def kv_tokens(
             param="max_total_tokens",
         )
     return whole
+
+
+def usable_context(wanted: int | None, has: int) -> int:
+    """Positions a request may use: the user's wish, at most the model's. Raises ConfigError above that."""
+    if wanted is not None and wanted > has:
+        raise ConfigError(f"context_length {wanted} is more than the model's {has}", param="context_length")
+    return has if wanted is None else wanted

@@ -120,7 +120,7 @@ class MockWorker:
         return self._manual.step(count)
 
     def launch(self, batch: ScheduleBatch) -> WorkerLaunch:
-        """Start the forward of `batch`. Raises ValueError for a batch whose lists disagree."""
+        """Start the forward of `batch`. Raises BadBatch for a batch whose lists disagree."""
         duration = self._duration
         forward = _Forward(
             batch=BatchSnapshot.take(batch),

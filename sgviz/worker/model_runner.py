@@ -17,12 +17,16 @@ from sgviz.errors import ConfigError
 from sgviz.model.attention import AttentionBackend, TorchAttention
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.kv_pool import MHATokenToKVPool
-from sgviz.model.loader import load_model
+from sgviz.model.loader import DTYPES, load_model
 from sgviz.model.model_config import load_config
 from sgviz.model.registry import model_class
-from sgviz.worker.kv_budget import CPU_KV_BYTES, DEFAULT_MAX_RUNNING, bytes_per_token, kv_tokens
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from sgviz.worker.kv_budget import (
+    CPU_KV_BYTES,
+    DEFAULT_MAX_RUNNING,
+    bytes_per_token,
+    kv_tokens,
+    usable_context,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class ModelRunner:
         self.facts = self.config.facts
         self.dtype = dtype
         self.device = device
-        self.context_len = _context(context_length, self.facts.context_len)
+        self.context_len = usable_context(context_length, self.facts.context_len)
         self.model = load_model(folder, dtype, device)
         self.model.eval()
         self.kv_pool = self._take_memory(memory)
@@ -120,7 +124,7 @@ class ModelRunner:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" takes a GPU where there is one. Raises ConfigError for a device that is not here."""
+    """The device `name` means: "auto" takes a GPU where there is one. ConfigError for one that is not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
@@ -131,18 +135,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """ "auto" is float32 on CPU, where narrower formats are slower, and bfloat16 on a GPU."""
+    """The dtype `name` means: "auto" is float32 on CPU, where narrower ones are slower, bfloat16 on a GPU."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}", param="dtype")
     return DTYPES[name]
-
-
-def _context(wanted: int | None, has: int) -> int:
-    if wanted is not None and wanted > has:
-        raise ConfigError(f"context_length {wanted} is more than the model's {has}", param="context_length")
-    return wanted or has
 
 
 def _budget(device: torch.device, fraction: float) -> int:

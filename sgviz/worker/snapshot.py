@@ -14,8 +14,13 @@ import numpy.typing as npt
 
 from sgviz.batch.forward_mode import ForwardMode
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.errors import SgvizError
 
 Ints = npt.NDArray[np.int64]
+
+
+class BadBatch(SgvizError, ValueError):
+    """The lists of a ScheduleBatch contradict each other: a fault of whoever built it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class BatchSnapshot:
 
     @classmethod
     def take(cls, batch: ScheduleBatch) -> BatchSnapshot:
-        """Copy all that the scheduler may change later. Raises ValueError if the lengths disagree."""
+        """Copy all that the scheduler may change later. Raises BadBatch if the lengths disagree."""
         rows = np.array(batch.rows, dtype=np.int64)
         size = len(rows)
         snapshot = cls(
@@ -66,17 +71,17 @@ class BatchSnapshot:
     def _check_lengths(self) -> None:
         new = int(self.extend_lens.sum())
         if len({len(self.rows), len(self.seq_lens), len(self.prefix_lens), len(self.extend_lens)}) != 1:
-            raise ValueError(
+            raise BadBatch(
                 f"batch {self.bid}: lists of different lengths: {len(self.rows)} rows, {len(self.seq_lens)} "
                 f"seq_lens, {len(self.prefix_lens)} prefix_lens, {len(self.extend_lens)} extend_lens"
             )
         if len(self.input_ids) + self.decode_rows != new or len(self.out_cache_loc) != new:
-            raise ValueError(
+            raise BadBatch(
                 f"batch {self.bid} ({self.forward_mode}): {new} new positions, but {len(self.input_ids)} "
                 f"input ids with {self.decode_rows} decoding rows, and {len(self.out_cache_loc)} slots"
             )
         if (self.seq_lens != self.prefix_lens + self.extend_lens).any() or (self.extend_lens < 1).any():
-            raise ValueError(
+            raise BadBatch(
                 f"batch {self.bid}: seq_lens {self.seq_lens.tolist()} are not prefix_lens "
                 f"{self.prefix_lens.tolist()} + extend_lens {self.extend_lens.tolist()} (each at least 1)"
             )

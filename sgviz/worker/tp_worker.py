@@ -98,7 +98,7 @@ class TpModelWorker:
     def launch(self, batch: ScheduleBatch) -> Launch:
         """Start the forward of `batch` behind those already launched.
 
-        Raises ValueError for a batch whose lists disagree, Unavailable after `close`.
+        Raises BadBatch for a batch whose lists disagree, Unavailable after `close`.
         """
         work = self._snapshot(batch)
         cuda = self._cuda

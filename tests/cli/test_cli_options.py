@@ -13,17 +13,46 @@ from sgviz.config import Settings
 from sgviz.errors import ConfigError
 
 # People's scripts hold these; a flag that goes or changes its name breaks them.
-FLAGS = """
---model-path --tokenizer-path --served-model-name --chat-template --context-length --dtype --device --torch-threads
---random-seed --mock-step-ms
---max-total-tokens --mem-fraction-static --page-size --disable-radix-cache
---schedule-policy --schedule-conservativeness --chunked-prefill-size --max-prefill-tokens --prefill-max-requests
---max-running-requests --max-queued-requests --enable-mixed-chunk --disable-overlap-schedule
---enable-overlap-schedule --watchdog-timeout
---host --port --api-key --admin-api-key --log-level --stream-interval --enable-cache-report
---stream-response-default-include-usage --skip-server-warmup --shutdown-grace
---disable-events --event-capacity --record
-""".split()
+FLAGS = [
+    "--model-path",
+    "--tokenizer-path",
+    "--served-model-name",
+    "--chat-template",
+    "--context-length",
+    "--dtype",
+    "--device",
+    "--torch-threads",
+    "--random-seed",
+    "--mock-step-ms",
+    "--max-total-tokens",
+    "--mem-fraction-static",
+    "--page-size",
+    "--disable-radix-cache",
+    "--schedule-policy",
+    "--schedule-conservativeness",
+    "--chunked-prefill-size",
+    "--max-prefill-tokens",
+    "--prefill-max-requests",
+    "--max-running-requests",
+    "--max-queued-requests",
+    "--enable-mixed-chunk",
+    "--disable-overlap-schedule",
+    "--enable-overlap-schedule",
+    "--watchdog-timeout",
+    "--host",
+    "--port",
+    "--api-key",
+    "--admin-api-key",
+    "--log-level",
+    "--stream-interval",
+    "--enable-cache-report",
+    "--stream-response-default-include-usage",
+    "--skip-server-warmup",
+    "--shutdown-grace",
+    "--disable-events",
+    "--event-capacity",
+    "--record",
+]
 
 Parse = Callable[..., Settings]
 
@@ -103,7 +132,10 @@ def test_a_wrong_flag_or_value_ends_with_one_sentence(
         assert part in sentence
 
 
-def test_help_names_description_default_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_description_default_and_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     parser = Parser(prog="sgviz serve")
     add_options(parser)
     with pytest.raises(SystemExit):

@@ -13,10 +13,35 @@ from dataclasses import dataclass, field
 
 from sgviz.events import VirtualClock
 from sgviz.events.schema import (
-    AdmitOk, AnyBody, BatchFinished, BatchLaunched, BatchPlanned, BatchProcessed, ChunkSent, EngineConfigured,
-    Event, LoopIdle, OutputReceived, OutputStreamed, PoolReturned, PoolTaken, ProcessStarted, QueueEntered,
-    RequestConverted, RequestDispatched, RequestFinished, RequestReceived, RequestRetracted, RequestTokenized,
-    ResponseFinished, TextEmitted, TokensSampled, TreeEvicted, TreeInserted, TreeLocked, TreeSplit,
+    AdmitOk,
+    AnyBody,
+    BatchFinished,
+    BatchLaunched,
+    BatchPlanned,
+    BatchProcessed,
+    ChunkSent,
+    EngineConfigured,
+    Event,
+    LoopIdle,
+    OutputReceived,
+    OutputStreamed,
+    PoolReturned,
+    PoolTaken,
+    ProcessStarted,
+    QueueEntered,
+    RequestConverted,
+    RequestDispatched,
+    RequestFinished,
+    RequestReceived,
+    RequestRetracted,
+    RequestTokenized,
+    ResponseFinished,
+    TextEmitted,
+    TokensSampled,
+    TreeEvicted,
+    TreeInserted,
+    TreeLocked,
+    TreeSplit,
 )  # fmt: skip
 
 START_NS = 5_000_000_000
@@ -66,7 +91,12 @@ class SyntheticRun:
         output: tuple[int, int] = (3, 20), gap_us: int = 4_000, max_running: int = 8, decode_us: int = 9_000,
     ) -> None:  # fmt: skip
         self.random = random.Random(seed)
-        self.page, self.total, self.max_running, self.decode_us = page, total // page * page, max_running, decode_us
+        self.page, self.total, self.max_running, self.decode_us = (
+            page,
+            total // page * page,
+            max_running,
+            decode_us,
+        )
         self.clock = VirtualClock(START_NS)
         self.events: list[Event] = []
         self.seqs = dict.fromkeys(COMPONENTS, 0)
@@ -136,7 +166,9 @@ class SyntheticRun:
                 request.slots.append(slot)
                 taken.append(slot)
         rids = tuple(request.rid for request in requests)
-        self.emit("scheduler", PoolTaken(rids=rids, counts=tuple(counts), slots=raw(taken), free=self.free), 1)
+        self.emit(
+            "scheduler", PoolTaken(rids=rids, counts=tuple(counts), slots=raw(taken), free=self.free), 1
+        )
 
     def give(self, rid: str, slots: list[int], why: str) -> None:
         if not slots:
@@ -164,7 +196,9 @@ class SyntheticRun:
     def split(self, node: Node, at: int) -> Node:
         self.node_ids += 1
         assert node.parent is not None
-        upper = Node(self.node_ids, node.parent, node.ids[:at], node.slots[:at], lock=node.lock, used=self.steps)
+        upper = Node(
+            self.node_ids, node.parent, node.ids[:at], node.slots[:at], lock=node.lock, used=self.steps
+        )
         node.parent.children[tuple(upper.ids[: self.page])] = upper
         node.parent, node.ids, node.slots = upper, node.ids[at:], node.slots[at:]
         upper.children[tuple(node.ids[: self.page])] = node
@@ -190,7 +224,11 @@ class SyntheticRun:
         if len(present) < length:
             self.node_ids += 1
             new = Node(
-                self.node_ids, node, ids[len(present) :], request.slots[len(present) : length], used=self.steps
+                self.node_ids,
+                node,
+                ids[len(present) :],
+                request.slots[len(present) : length],
+                used=self.steps,
             )
             node.children[tuple(new.ids[: self.page])] = new
             self.evictable += len(new.ids)
@@ -358,7 +396,10 @@ class SyntheticRun:
         start = self.clock.now() + 5 * MICROSECOND
         device_us = self.decode_us + 150 * sum(lens)
         body = BatchFinished(
-            bid=self.bids, start_ns=start, end_ns=start + device_us * MICROSECOND, can_run_cuda_graph=mode == "decode"
+            bid=self.bids,
+            start_ns=start,
+            end_ns=start + device_us * MICROSECOND,
+            can_run_cuda_graph=mode == "decode",
         )
         self.emit("scheduler", body, device_us + 10)
         self._process(mode, batch)

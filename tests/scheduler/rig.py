@@ -5,16 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
+from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
 from sgviz.events import RingSink, TimeStats, Tracer, VirtualClock
-from sgviz.messages import AbortReq, BatchTokenIDOutput, SamplingParams, TokenizedGenerateReqInput
+from sgviz.messages import (
+    AbortReq,
+    BatchTokenIDOutput,
+    FinishReason,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    SamplingParams,
+    TokenizedGenerateReqInput,
+)
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
-from sgviz.worker.mock_worker import MockWorker, mock_info
+from sgviz.worker.mock_worker import MockWorker, TokenRule, mock_info
 from sgviz.worker.protocol import Worker
+
+B = TypeVar("B")
 
 
 @dataclass
@@ -36,16 +49,29 @@ class Box:
 
 @dataclass
 class Answer:
-    """What a client of the scheduler saw of one request."""
+    """What a client of the scheduler saw of one request.
+
+    `deltas`: tokens of each message. `at`: the turn of each message. `cut`: an AbortReq ended it.
+    """
 
     output_ids: list[int] = field(default_factory=list)
     decode_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    reason: str | None = None
+    deltas: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
     finals: int = 0
-    messages: int = 0
     cached_tokens: int = 0
-    status: int | None = None
+    retractions: int = 0
+    cut: bool = False
+
+    @property
+    def reason(self) -> str | None:
+        return self.finish.type if self.finish else None
+
+    @property
+    def status(self) -> int | None:
+        return self.finish.status_code if self.finish else None
 
 
 class Rig:
@@ -58,6 +84,7 @@ class Rig:
         context_len: int = 256,
         vocab_size: int = 97,
         eos_every: int = 0,
+        rule: TokenRule | None = None,
         worker: Worker | None = None,
         policy: object | None = None,
         decode: Callable[[list[int]], str] = lambda ids: "".join(chr(97 + i % 26) for i in ids),
@@ -68,8 +95,9 @@ class Rig:
         self.clock = VirtualClock(1)
         self.inbox, self.to_tokenizer, self.to_detokenizer = Box(), Box(), Box()
         info = mock_info(vocab_size=vocab_size, context_len=context_len, max_total_num_tokens=tokens)
+        page_size = int(settings.get("page_size", 1))
         self.worker = worker or MockWorker(
-            info, eos_every=eos_every, threaded=False, check=True, page_size=int(settings.get("page_size", 1))
+            info, eos_every=eos_every, threaded=False, check=True, rule=rule, page_size=page_size
         )
         self.scheduler = Scheduler(
             Settings.build(**settings),
@@ -83,24 +111,48 @@ class Rig:
         )
         self.state = self.scheduler.state
         self.answers: dict[str, Answer] = {}
+        self.replies: list[msgspec.Struct] = []
         self._loop = self.scheduler.event_loop()
         self._numbers = itertools.count()
 
-    def submit(self, ids: Iterable[int], max_new_tokens: int = 8, *, rid: str | None = None, stream: bool = True,
-               extra_key: str | None = None, logprob: bool = False, **params: object) -> str:  # fmt: skip
+    def submit(
+        self,
+        ids: Iterable[int],
+        max_new_tokens: int | None = 8,
+        *,
+        rid: str | None = None,
+        stream: bool = True,
+        extra_key: str | None = None,
+        logprob: bool = False,
+        **params: object,
+    ) -> str:
+        """Put a request into the inbox; it is taken in at the next turn."""
         rid = rid or f"r{next(self._numbers)}"
         sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **params).normalize(len)
-        self.answers[rid] = Answer()
+        self.answers.setdefault(rid, Answer())
         self.inbox.send(
             TokenizedGenerateReqInput(
-                rid=rid, input_ids=list(ids), sampling_params=sampling, stream=stream, time_stats=TimeStats(created=1),
-                extra_key=extra_key, return_logprob=logprob,
-            )  # fmt: skip
+                rid=rid,
+                input_ids=list(ids),
+                sampling_params=sampling,
+                stream=stream,
+                time_stats=TimeStats(created=1),
+                extra_key=extra_key,
+                return_logprob=logprob,
+            )
         )
         return rid
 
-    def abort(self, rid: str) -> None:
-        self.inbox.send(AbortReq(rid=rid, message="test"))
+    def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
+        self.inbox.send(AbortReq(rid=rid, abort_all=abort_all, message="test"))
+
+    def flush(self) -> FlushCacheReqOutput:
+        """Ask for a flush and take the next turn; returns the reply."""
+        self.inbox.send(FlushCacheReqInput(id="f"))
+        self.until(Stop.RECEIVED)
+        reply = self.replies.pop()
+        assert isinstance(reply, FlushCacheReqOutput) and reply.id == "f"
+        return reply
 
     def stop(self) -> Stop:
         """Advance to the next stop of the loop."""
@@ -109,12 +161,25 @@ class Rig:
         self._collect()
         return stop
 
-    def turn(self) -> Stop:
-        """Advance until the next RECEIVED; returns the stop before it."""
-        last = self.stop()
-        while last not in (Stop.PROCESSED, Stop.IDLE):
-            last = self.stop()
-        return last
+    def until(self, wanted: Stop, most: int = 1000) -> None:
+        """Advance to the next stop of that name."""
+        for _ in range(most):
+            if self.stop() is wanted:
+                return
+        raise AssertionError(f"no stop {wanted} in {most}")
+
+    def until_true(self, condition: Callable[[], bool], most: int = 5000) -> None:
+        """Advance until the condition holds at a stop."""
+        for _ in range(most):
+            if condition():
+                return
+            self.stop()
+        raise AssertionError(f"not reached in {most} stops")
+
+    def plan(self) -> ScheduleBatch | None:
+        """Take in the messages, plan, and stop there; returns the batch."""
+        self.until(Stop.PLANNED)
+        return self.state.last_batch
 
     def run(self, most: int = 20_000) -> int:
         """Advance until the scheduler is idle; returns the number of stops, fails after `most`."""
@@ -123,10 +188,26 @@ class Rig:
                 return count
         raise AssertionError(f"not idle after {most} stops: {list(self.state.live)}")
 
+    def holders(self) -> list[Req]:
+        """The live requests that hold memory."""
+        return [req for req in self.state.live.values() if req.kv.row or req.kv.node is not None]
+
     def check(self) -> None:
         """The thorough audit of memory against the live requests."""
-        holders = [req for req in self.state.live.values() if req.kv.row or req.kv.node is not None]
-        self.state.cache.check(holders)
+        self.state.cache.check(self.holders())
+
+    def check_empty(self) -> None:
+        """Nothing is held, nobody waits, and every request ended exactly once."""
+        self.check()
+        state, ledger = self.state, self.state.cache.ledger()
+        assert not state.live and not state.waiting_queue and state.chunked_req is None
+        assert ledger.protected == ledger.private == 0, str(ledger)
+        assert state.cache.req_to_token_pool.available_size() == state.cache.req_to_token_pool.size
+        assert {rid: answer.finals for rid, answer in self.answers.items() if answer.finals != 1} == {}
+
+    def bodies(self, kind: type[B]) -> list[B]:
+        """The bodies of all events of that type so far."""
+        return [event.body for event in self.ring.snapshot() if isinstance(event.body, kind)]
 
     def _collect(self) -> None:
         for message in self.to_detokenizer.drain():
@@ -136,21 +217,23 @@ class Rig:
             if isinstance(message, AbortReq):
                 answer = self.answers[message.rid]
                 answer.finals += 1
-                answer.reason = message.finished_reason.type
-                answer.status = message.finished_reason.status_code
+                answer.finish, answer.cut = message.finished_reason, True
+            else:
+                self.replies.append(message)
 
     def _take(self, out: BatchTokenIDOutput) -> None:
         for i, rid in enumerate(out.rids):
             answer = self.answers[rid]
             assert not answer.finals, f"{rid} got output after its end"
-            answer.messages += 1
+            answer.at.append(self.state.trace.iteration)
+            answer.deltas.append(len(out.output_ids[i]))
             answer.output_ids += out.output_ids[i]
             answer.decode_ids += out.decode_ids[i]
             answer.cached_tokens = out.cached_tokens[i]
+            answer.retractions = out.retraction_counts[i]
             if out.output_token_logprobs:
                 answer.logprobs += out.output_token_logprobs[i]
             if out.finished_reasons[i] is not None:
                 answer.finals += 1
-                answer.reason = out.finished_reasons[i].type
-                answer.status = out.finished_reasons[i].status_code
+                answer.finish = out.finished_reasons[i]
             assert out.completion_tokens[i] == len(answer.output_ids)

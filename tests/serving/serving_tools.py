@@ -35,6 +35,7 @@ VOCAB = 1000
 CONTEXT = 64
 WORDS = [" alpha", " beta", " gamma", " delta", " epsilon"]  # the answer; token id of word i: 500 + i
 EOS = 2
+Step = tuple[str, list[int], dict[str, Any] | None]
 
 
 class CharTokenizer:
@@ -140,17 +141,22 @@ class ScriptedManager:
                 raise BadRequest(f"the prompt has {len(ids or [])} tokens, allowed are 1 to {CONTEXT - 1}")
             for sample in range(each.n):
                 index = number * each.n + sample
-                rid = f"{obj.rid}_{index}" if several else obj.rid
-                steps = self._steps(each, index)
+                rid = f"{_at(obj.rid, number)}_{index}" if several else obj.rid
                 rows.append(
                     {
-                        "rid": rid, "index": index if several else None, "prompt": len(ids), "obj": obj,
-                        "steps": steps,
+                        "rid": rid,
+                        "index": index if several else None,
+                        "prompt": len(ids),
+                        "logprob": _at(obj.return_logprob, number),
+                        "tops": _at(obj.top_logprobs_num, number),
+                        "steps": self._steps(each, index),
                     }
-                )  # fmt: skip
+                )
         return rows
 
-    def _steps(self, params: SamplingParams, index: int) -> list[tuple[str, list[int], dict[str, Any] | None]]:
+    def _steps(
+        self, params: SamplingParams, index: int
+    ) -> list[tuple[str, list[int], dict[str, Any] | None]]:
         """`(text, ids, finish reason)`, cumulative, by step; the answer to choice i has i words less."""
         words = WORDS[: max(1, len(WORDS) - index)]
         limit = params.max_new_tokens
@@ -176,7 +182,6 @@ class ScriptedManager:
 
     def _output(self, row: dict[str, Any], step: int) -> dict[str, Any]:
         text, ids, reason = row["steps"][step - 1]
-        obj = row["obj"]
         meta: dict[str, Any] = {
             "id": row["rid"],
             "finish_reason": reason,
@@ -184,13 +189,10 @@ class ScriptedManager:
             "completion_tokens": len(ids),
             "cached_tokens": 3,
         }
-        if obj.return_logprob:
+        if row["logprob"]:
+            others = [(-3.0 - k, 600 + k, f"~{k}") for k in range(row["tops"] - 1)]
             meta["output_token_logprobs"] = [self._triple(token) for token in ids]
-            meta["output_top_logprobs"] = [
-                [self._triple(token), *((-3.0 - k, 600 + k, f"~{k}") for k in range(obj.top_logprobs_num - 1))]
-                for token in ids
-                if obj.top_logprobs_num
-            ]
+            meta["output_top_logprobs"] = [[self._triple(token), *others] for token in ids if row["tops"]]
         out = {"text": text, "output_ids": ids, "meta_info": meta}
         return out if row["index"] is None else {**out, "index": row["index"]}
 
@@ -213,6 +215,10 @@ class ScriptedManager:
 
     def response_sent(self, rid: str, status: int) -> None:
         self.sent.append((rid, status))
+
+
+def _at(value: Any, number: int) -> Any:
+    return value[number] if isinstance(value, list) else value
 
 
 class Served:
@@ -262,6 +268,11 @@ class Served:
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.handle.url}/v1", api_key=key, max_retries=0)
+
+    def ends(self, count: int) -> list[tuple[str, int]]:
+        """The `(rid, status)` reported as ended; they are reported just after the client has its answer."""
+        until(lambda: len(self.manager.sent) >= count)
+        return list(self.manager.sent)
 
     def kinds(self, rid: str) -> list[str]:
         """The kinds of the events about `rid`, in order."""

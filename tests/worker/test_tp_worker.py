@@ -11,6 +11,7 @@ import pytest
 import torch
 from hand_driver import HandDriver, make_req
 
+from sgviz.batch.req import Req
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, StartupError, Unavailable
 from sgviz.model.fetch import resolve_model
@@ -50,7 +51,7 @@ def expected() -> list[list[int]]:
     return outputs
 
 
-def greedy(prefix: str = "r", **params: object) -> list[object]:
+def greedy(prefix: str = "r", **params: object) -> list[Req]:
     return [make_req(f"{prefix}{i}", p, temperature=0.0, **params) for i, p in enumerate(PROMPTS)]
 
 
@@ -106,7 +107,7 @@ def test_sampling_does_not_depend_on_the_batch(worker: TpModelWorker) -> None:
         {"top_k": 20, "temperature": 0.7, "logit_bias": {"7": 2.0}},
     ]
 
-    def reqs() -> list[object]:
+    def reqs() -> list[Req]:
         return [make_req(f"s{i}", p, logprobs=2, **settings[i]) for i, p in enumerate(PROMPTS)]
 
     together = reqs()
@@ -116,6 +117,22 @@ def test_sampling_does_not_depend_on_the_batch(worker: TpModelWorker) -> None:
         HandDriver(worker).generate([single], TOKENS, most=3)
         assert single.output_ids == wanted.output_ids
         assert single.output_logprobs == pytest.approx(wanted.output_logprobs, abs=1e-3)
+
+
+def test_a_retraction_changes_neither_draws_nor_penalties(worker: TpModelWorker) -> None:
+    def req() -> Req:
+        return make_req("p", PROMPTS[0], sampling_seed=9, frequency_penalty=0.7, repetition_penalty=1.3)
+
+    plain, interrupted = req(), req()
+    HandDriver(worker).generate([plain], TOKENS)
+    driver = HandDriver(worker)
+    driver.generate([interrupted], 5)
+    driver.retract(interrupted)
+    while len(interrupted.output_ids) < 6:
+        driver.step(driver.extend([interrupted], most=4))
+    while len(interrupted.output_ids) < TOKENS:
+        driver.step(driver.decode([interrupted]))
+    assert interrupted.output_ids == plain.output_ids
 
 
 def test_pages_of_16_give_the_same_tokens(expected: list[list[int]]) -> None:

@@ -1,0 +1,79 @@
+"""Health, facts, flush, abort, tokenizer endpoints."""
+
+from __future__ import annotations
+
+import pytest
+from serving_tools import CONTEXT, MODEL, VOCAB, ScriptedManager, Served, error_of, served
+
+from sgviz.serving import ServerState, ServerStatus
+
+HEALTH = ("/health", "/health_generate", "/ready", "/ping")
+
+
+@pytest.mark.parametrize("path", HEALTH)
+def test_health_follows_the_status(path: str) -> None:
+    status = ServerStatus(ServerState.STARTING)
+    with served(status=status) as server:
+        codes = []
+        for state in ServerState:
+            status.state = state
+            codes.append(server.http.get(path).status_code)
+        assert codes == [503, 200, 503, 503]
+        status.message = "the scheduler died"
+        assert "the scheduler died" in error_of(server.http.get(path))["message"]
+
+
+def test_probes_that_fail() -> None:
+    with served(manager=ScriptedManager(healthy=False)) as server:
+        assert [server.http.get(path).status_code for path in HEALTH] == [503, 503, 200, 200]
+    with served(manager=ScriptedManager(healthy=False), health_generation=False) as server:
+        assert [server.http.get(path).status_code for path in HEALTH] == [200, 503, 200, 200]
+
+
+def test_facts(server: Served) -> None:
+    for path in ("/model_info", "/get_model_info"):
+        info = server.http.get(path).json()
+        assert info["model_path"] == "/models/tiny" and info["is_generation"] is True
+        assert (info["context_len"], info["vocab_size"]) == (CONTEXT, VOCAB)
+    for path in ("/server_info", "/get_server_info"):
+        info = server.http.get(path).json()
+        assert (
+            info["internal_states"] == [{"waiting": 0}] and info["page_size"] == 1 and info["status"] == "up"
+        )
+    card = server.http.get(f"/v1/models/{MODEL}").json()
+    assert card["id"] == MODEL and card["max_model_len"] == CONTEXT
+    assert server.http.get("/v1/models").json() == {"object": "list", "data": [card]}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_flush_cache(method: str) -> None:
+    with served(manager=ScriptedManager(busy=2)) as server:
+        assert "1 requests hold memory" in error_of(server.http.request(method, "/flush_cache"))["message"]
+        server.manager.busy = 3
+        response = server.http.request(method, "/flush_cache?timeout=5")
+        assert response.status_code == 200 and "flushed" in response.text
+        for bad in ("x", "-1", "nan", "1e9"):
+            assert error_of(server.http.request(method, f"/flush_cache?timeout={bad}"))["code"] == 400
+
+
+def test_abort_request() -> None:
+    with served() as server:
+        for body in ({"rid": "x"}, {"rid": "x"}, {"abort_all": True, "rid": None}):
+            assert server.http.post("/abort_request", json=body).status_code == 200
+        assert server.manager.aborts == [("x", False), ("x", False), ("", True)]
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_tokenize_and_back(server: Served, prefix: str) -> None:
+    one = server.http.post(f"{prefix}/tokenize", json={"prompt": "hi"}).json()
+    assert one == {"tokens": [1, 104, 105], "count": 3, "max_model_len": CONTEXT}
+    two = server.http.post(
+        f"{prefix}/tokenize", json={"prompt": ["a", "bc"], "add_special_tokens": False}
+    ).json()
+    assert (two["tokens"], two["count"]) == ([[97], [98, 99]], [1, 2])
+    detokenize = f"{prefix}/detokenize"
+    assert server.http.post(detokenize, json={"tokens": [1, 104, 105]}).json() == {"text": "hi"}
+    assert server.http.post(detokenize, json={"tokens": [[97], []]}).json() == {"text": ["a", ""]}
+    assert server.http.post(detokenize, json={"tokens": []}).json() == {"text": ""}
+    raw = server.http.post(detokenize, json={"tokens": [1, 97], "skip_special_tokens": False})
+    assert raw.json() == {"text": "\x01a"}

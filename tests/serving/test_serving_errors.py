@@ -1,0 +1,289 @@
+"""Bad input: always 400 (404, 503) in the one shape, by name, and never 422 or 500."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from serving_tools import MODEL, ScriptedManager, Served, chat, error_of, served, text
+from test_chat_endpoint import events
+
+from sgviz.errors import Unavailable
+from sgviz.serving import ServerState, ServerStatus
+from sgviz.serving.later import TABLE, On
+
+CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+
+
+def say(content: Any, role: Any = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+# path, body, the field that the error names (None: no single one)
+BAD: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHAT, {"model": MODEL}, "messages"),
+    (CHAT, chat(messages=None), "messages"),
+    (CHAT, chat(messages=[]), "messages"),
+    (CHAT, chat(messages="hi"), "messages"),
+    (CHAT, chat(messages=["hi"]), "messages[0]"),
+    (CHAT, chat(messages=[{"content": "hi"}]), "messages[0].role"),
+    (CHAT, chat(**say("hi", role="usr")), "messages[0].role"),
+    (CHAT, chat(**say("hi", role=3)), "messages[0].role"),
+    (CHAT, chat(**say(3)), "messages[0].content"),
+    (CHAT, chat(**say({"text": "hi"})), "messages[0].content"),
+    (CHAT, chat(**say([{"type": "text"}])), "messages[0].content[0].text"),
+    (CHAT, chat(**say([{"text": "hi"}])), "messages[0].content[0].type"),
+    (CHAT, chat(**say([{"type": "image_url", "image_url": {"url": "x"}}])), "messages[0].content[0]"),
+    (CHAT, chat(**say([{"type": "input_audio"}])), "messages[0].content[0]"),
+    (CHAT, chat(**say([{"type": "hologram"}])), "messages[0].content[0].type"),
+    (CHAT, chat(**say("refuse me")), "messages"),
+    (CHAT, chat(model=7), "model"),
+    (CHAT, chat(stream="yes"), "stream"),
+    (CHAT, chat(stream_options=True), "stream_options"),
+    (CHAT, chat(max_tokens="9"), "max_tokens"),
+    (CHAT, chat(max_tokens=-1), "max_tokens"),
+    (CHAT, chat(max_tokens=10**30), "max_tokens"),
+    (CHAT, chat(max_tokens=1.5), "max_tokens"),
+    (CHAT, chat(min_tokens=5, max_tokens=2), "min_tokens"),
+    (CHAT, chat(temperature="hot"), "temperature"),
+    (CHAT, chat(temperature=-1), "temperature"),
+    (CHAT, chat(top_p=0), "top_p"),
+    (CHAT, chat(top_p=2), "top_p"),
+    (CHAT, chat(top_k=0), "top_k"),
+    (CHAT, chat(min_p=-0.1), "min_p"),
+    (CHAT, chat(frequency_penalty=3), "frequency_penalty"),
+    (CHAT, chat(presence_penalty=-3), "presence_penalty"),
+    (CHAT, chat(repetition_penalty=0), "repetition_penalty"),
+    (CHAT, chat(n=0), "n"),
+    (CHAT, chat(n=10**6), "n"),
+    (CHAT, chat(n=True), "n"),
+    (CHAT, chat(seed=2**64), "seed"),
+    (CHAT, chat(stop=5), "stop"),
+    (CHAT, chat(stop=[1]), "stop[0]"),
+    (CHAT, chat(stop=[""]), "stop"),
+    (CHAT, chat(stop=["x"] * 33), "stop"),
+    (CHAT, chat(stop_token_ids=[10**40]), "stop_token_ids"),
+    (CHAT, chat(stop_token_ids="1"), "stop_token_ids"),
+    (CHAT, chat(logit_bias={"99999": 1}), "logit_bias"),
+    (CHAT, chat(logit_bias={"x": 1}), "logit_bias"),
+    (CHAT, chat(logit_bias={"5": 1000}), "logit_bias"),
+    (CHAT, chat(logit_bias=[1]), "logit_bias"),
+    (CHAT, chat(logprobs=3), "logprobs"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+    (CHAT, chat(top_logprobs=2), "top_logprobs"),
+    (CHAT, chat(continue_final_message=True), "continue_final_message"),
+    (CHAT, chat(chat_template_kwargs=[1]), "chat_template_kwargs"),
+    (CHAT, chat(rid=["a"]), "rid"),
+    (CHAT, chat(**say("x" * 100)), None),
+    (TEXT, {"model": MODEL}, "prompt"),
+    (TEXT, text(prompt=5), "prompt"),
+    (TEXT, text(prompt=[]), "prompt"),
+    (TEXT, text(prompt=[[]]), None),
+    (TEXT, text(prompt=["a", 1]), "prompt[1]"),
+    (TEXT, text(prompt=[1, "a"]), "prompt[1]"),
+    (TEXT, text(prompt=[True]), "prompt[0]"),
+    (TEXT, text(prompt=[[1], [1.5]]), "prompt[1]"),
+    (TEXT, text(prompt=[-1]), None),
+    (TEXT, text(prompt=[10**40]), None),
+    (TEXT, text(prompt="x" * 100), None),
+    (TEXT, text(logprobs=True), "logprobs"),
+    (TEXT, text(logprobs=-1), "logprobs"),
+    (TEXT, text(n=3, best_of=2), "best_of"),
+    (GENERATE, {}, "text"),
+    (GENERATE, {"text": "a", "input_ids": [1]}, "text"),
+    (GENERATE, {"text": []}, "text"),
+    (GENERATE, {"text": 3}, "text"),
+    (GENERATE, {"input_ids": [1, [2]]}, "input_ids[1]"),
+    (GENERATE, {"input_ids": []}, "input_ids"),
+    (GENERATE, {"text": "a", "sampling_params": 3}, "sampling_params"),
+    (GENERATE, {"text": "a", "sampling_params": [{}]}, "sampling_params"),
+    (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+    (GENERATE, {"text": ["a"], "sampling_params": [{"top_p": "x"}]}, "sampling_params[0].top_p"),
+    (GENERATE, {"text": "a", "sampling_params": {"temprature": 1}}, "sampling_params.temprature"),
+    (GENERATE, {"text": "a", "sampling_params": {"max_new_tokens": 2**70}}, "sampling_params.max_new_tokens"),
+    (GENERATE, {"text": "a", "rid": ["x"]}, "rid"),
+    (GENERATE, {"text": "a", "top_logprobs_num": -1}, "top_logprobs_num"),
+    (GENERATE, {"text": "a", "top_logprobs_num": 10**6}, "top_logprobs_num"),
+    ("/abort_request", {}, "rid"),
+    ("/abort_request", {"rid": 3}, "rid"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": [1]}, "prompt[0]"),
+    ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ("/detokenize", {"tokens": [10**9]}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), BAD, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bad_fields(
+    server: Served, path: str, body: dict[str, Any], param: str | None, streamed: bool
+) -> None:
+    body = body if "stream" in body or not streamed else {**body, "stream": True}
+    error = error_of(server.http.post(path, json=body))
+    assert error["code"] == 400 and error["type"] == "BadRequestError"
+    assert error["param"] == param
+    words = (param or "").replace("_", " ").replace("[", " ").replace(".", " ").split()
+    assert all(word in error["message"] for word in words)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, "/tokenize", "/detokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"[1]", b'"x"', b"null", b'{"temperature": NaN}', b'{"temperature": 1e999}', b"\xff\xfe",
+        b'{"a": "\\ud800"}', b"[" * 50_000, b'{"a": 1,}', b'{"a": "\xff"}',
+    ],
+    ids=lambda raw: repr(raw[:20]),
+)  # fmt: skip
+def test_bad_bodies(server: Served, path: str, raw: bytes) -> None:
+    response = server.http.post(path, content=raw, headers={"content-type": "application/json"})
+    assert error_of(response)["code"] == 400
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+def test_content_type(server: Served, kind: str) -> None:
+    response = server.http.post(CHAT, content=b"{}", headers={"content-type": kind} if kind else {})
+    assert "application/json" in error_of(response)["message"]
+    charset = {"content-type": "application/json; charset=utf-8"}
+    assert server.http.post(GENERATE, content=b'{"text": "a"}', headers=charset).status_code == 200
+
+
+VALUES: dict[str, Any] = {
+    "tool_choice": "required", "function_call": {"name": "f"}, "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"], "best_of": 3, "echo": True, "logprob_start_len": 0, "routed_dp_rank": 1,
+    "data_parallel_rank": 1, "priority": 0, "max_thinking_tokens": 0, "thinking_budget": 5,
+}  # fmt: skip
+PATHS = {
+    On.CHAT: (CHAT, chat()),
+    On.COMPLETION: (TEXT, text(logprobs=1)),
+    On.GENERATE: (GENERATE, {"text": "a", "return_logprob": True}),
+}
+LATER = [(line, on) for line in TABLE for on in PATHS if on & line.on]
+
+
+@pytest.mark.parametrize(("line", "on"), LATER, ids=lambda value: getattr(value, "field", str(value)))
+def test_later_features_are_refused_by_name(server: Served, line: Any, on: On) -> None:
+    path, body = PATHS[on]
+    error = error_of(server.http.post(path, json={**body, line.field: VALUES.get(line.field, ["x"])}))
+    assert error["code"] == 400 and error["param"] == line.field and line.field in error["message"]
+    assert server.http.post(path, json={**body, line.field: None}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in TABLE if line.on & On.SAMPLING], ids=lambda line: line.field
+)
+def test_later_sampling_parameters(server: Served, line: Any) -> None:
+    error = error_of(server.http.post(GENERATE, json={"text": "a", "sampling_params": {line.field: "x"}}))
+    assert error["param"] == f"sampling_params.{line.field}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []}, {"tool_choice": "none"}, {"tool_choice": "auto"}, {"modalities": ["text"]},
+        {"response_format": {"type": "text"}}, {"lora_path": ""}, {"return_hidden_states": False}, {"store": True},
+        {"metadata": {"a": "b"}, "service_tier": "auto", "no_such_field": [1]}, {"routed_dp_rank": 0},
+    ],
+)  # fmt: skip
+def test_values_that_change_nothing_pass(server: Served, fields: dict[str, Any]) -> None:
+    assert server.http.post(CHAT, json=chat(**fields)).status_code == 200
+
+
+def test_tools_are_refused_even_with_choice_none(server: Served) -> None:
+    error = error_of(server.http.post(CHAT, json=chat(tools=[{"type": "function"}], tool_choice="none")))
+    assert error["param"] == "tools"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/v1/detokenize"])
+def test_unknown_model(server: Served, path: str) -> None:
+    body = {**chat(), "prompt": "a", "tokens": [65]}
+    error = error_of(server.http.post(path, json={**body, "model": "gpt-x"}))
+    assert error["code"] == 404 and error["param"] == "model" and MODEL in error["message"]
+    for name in (MODEL, "default", None):
+        assert server.http.post(path, json={**body, "model": name}).status_code == 200
+
+
+def test_unknown_paths_and_methods(server: Served) -> None:
+    assert error_of(server.http.get("/nope"))["code"] == 404
+    assert error_of(server.http.get("/v1/models/other"))["code"] == 404
+    response = server.http.get(CHAT)
+    assert error_of(response)["code"] == 405 and response.headers["allow"] == "POST"
+
+
+def test_openai_client_sees_its_own_exceptions(server: Served) -> None:
+    client = server.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=[], temperature=1)
+    assert caught.value.param == "messages"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="x", prompt="a")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("state", [ServerState.STARTING, ServerState.STOPPING, ServerState.UNHEALTHY])
+def test_not_up_is_503(state: ServerState, streamed: bool) -> None:
+    with served(status=ServerStatus(state, "because")) as server:
+        for path, body in ((CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})):
+            error = error_of(server.http.post(path, json={**body, "stream": streamed}))
+            assert error["code"] == 503 and state in error["message"] and "because" in error["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(Unavailable("the queue is full"), 503), (ValueError("odd"), 400), (RuntimeError("boom"), 500)],
+)
+def test_errors_before_the_first_output_keep_their_status(
+    failure: Exception, status: int, streamed: bool
+) -> None:
+    with served(manager=ScriptedManager(failure=failure)) as server:
+        for path, body in ((CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})):
+            error = error_of(server.http.post(path, json={**body, "stream": streamed}))
+            assert error["code"] == status and str(failure) in error["message"]
+        assert [code for _, code in server.ends(3)] == [status] * 3
+
+
+FULL = {"type": "abort", "message": "gone wrong", "status_code": 503, "err_type": "ServiceUnavailableError"}
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})])
+def test_an_abort_with_a_status_is_an_error(path: str, body: dict[str, Any]) -> None:
+    with served(manager=ScriptedManager(abort=FULL)) as server:
+        error = error_of(server.http.post(path, json=body))
+        assert error == {
+            "message": "gone wrong",
+            "type": "ServiceUnavailableError",
+            "param": None,
+            "code": 503,
+        }
+        out = events(server.http.post(path, json={**body, "stream": True}))
+        assert out[-1] == {"error": error}
+        assert "alpha" in str(out[:-1]) and "beta" not in str(out[:-1])
+        assert not any("error" in event for event in out[:-1])
+        assert [code for _, code in server.ends(2)] == [503, 503]
+
+
+def test_an_abort_before_any_output_has_its_status_when_streamed_too() -> None:
+    with served(manager=ScriptedManager(abort=FULL, abort_after=0)) as server:
+        assert error_of(server.http.post(CHAT, json=chat(stream=True)))["code"] == 503
+
+
+def test_the_openai_client_raises_at_an_error_in_the_stream() -> None:
+    with served(manager=ScriptedManager(abort=FULL)) as server:
+        stream = server.client().chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError, match="gone wrong"):
+            list(stream)
+
+
+def test_an_abort_without_a_status_is_a_normal_end() -> None:
+    reason = {"type": "abort", "message": "by the caller", "status_code": None, "err_type": None}
+    with served(manager=ScriptedManager(abort=reason)) as server:
+        body = server.http.post(CHAT, json=chat()).json()
+        assert body["choices"][0]["finish_reason"] == "abort"
+        assert body["choices"][0]["message"]["content"] == " alpha beta"
+        out = events(server.http.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True})))
+        assert out[-3]["choices"][0]["finish_reason"] == "abort"
+        assert out[-2]["usage"]["completion_tokens"] == 2 and out[-1] == "[DONE]"
