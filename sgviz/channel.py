@@ -3,7 +3,7 @@
 `inproc://` joins threads of one process (they share one zmq context), `ipc://` joins processes,
 `tcp://` hosts. High-water marks are off, as in SGLang: queues grow in memory and nothing is lost;
 only the event channel has one, because events may be dropped and requests may not.
-Imports: messages, events.
+Imports: errors, events.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from sgviz.errors import Unavailable
 from sgviz.events.schema import Event
 
 T = TypeVar("T")
@@ -66,8 +67,19 @@ class Sender:
         _open(self._socket, address, bind)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue the message; returns at once."""
-        self._socket.send(self._encode(message))
+        """Queue the message; returns at once.
+
+        Raises:
+            Unavailable: this end is bound and nobody is connected: the other process is gone.
+        """
+        try:
+            self._socket.send(self._encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise Unavailable("the next component of the pipeline is gone") from None
+
+    def wait_for_peer(self, timeout_ms: int) -> bool:
+        """Block until somebody is connected to this bound end or the time is up; says whether somebody is."""
+        return bool(self._socket.poll(timeout_ms, zmq.POLLOUT))
 
     def send_events(self, events: Sequence[Event]) -> bool:
         """Queue a batch of events if there is room; says whether there was."""

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from sgviz import __version__
 from sgviz.config import Settings
-from sgviz.errors import BadRequest, ConfigError, SgvizError
+from sgviz.errors import BadRequest, ConfigError, SgvizError, from_status
 from sgviz.launch.pipeline import Pipeline
 from sgviz.messages import GenerateReqInput, SamplingParams
 from sgviz.model.model_config import read_json
@@ -29,7 +29,6 @@ from sgviz.recording import ClockAnchor, Header, Recording
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.serving.app import create_app
 from sgviz.serving.context import Keys, ModelFacts, ServingContext
-from sgviz.serving.http_errors import error_of_status
 from sgviz.serving.sampling import native_sampling
 from sgviz.serving.server import ServerHandle
 
@@ -290,7 +289,7 @@ class Engine:
         answer: dict[str, Any] = response.json()
         if response.status_code != 200:
             error = answer["error"]
-            raise error_of_status(response.status_code, error["message"], error["type"])
+            raise from_status(response.status_code, error["message"], param=error["param"])
         return answer
 
     async def _in_process_app(self) -> FastAPI:
@@ -381,7 +380,7 @@ def _raise_failure(output: Output) -> None:
     """An answer that ended by an error with a status is an exception in Python."""
     reason = output["meta_info"].get("finish_reason") or {}
     if reason.get("type") == "abort" and reason.get("status_code"):
-        raise error_of_status(reason["status_code"], reason["message"], reason.get("err_type"))
+        raise from_status(reason["status_code"], reason["message"])
 
 
 def _raised(item: Any) -> Output:

@@ -75,3 +75,10 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest allowed name, or an empty string."""
     near = difflib.get_close_matches(name, list(allowed), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def from_status(status: int, message: str, *, param: str | None = None) -> SgvizError:
+    """The error that a server's answer with `status` stands for."""
+    kinds = (BadRequest, Unauthorized, Forbidden, NotFound, Unavailable)
+    kind = next((kind for kind in kinds if kind.status == status), SgvizError)
+    return kind(message, param=param)

@@ -147,6 +147,8 @@ class KVCache:
         self.tree.inc_lock_ref(match.node, req.rid)
         for node in self._held:
             self.tree.inc_lock_ref(node)
+        for node in match.node.path():
+            node.hit_count += 1
         req.kv = ReqKvInfo(
             prefix=match.slots, allocated=match.length, protected=match.length, node=match.node
         )

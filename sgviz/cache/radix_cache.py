@@ -58,9 +58,7 @@ class RadixCache:
         """The longest cached prefix in whole pages. Cuts a node matched in part; marks the path used."""
         node, length = self._descend(self._floored(ids), namespace)
         path = node.path()
-        for used in path:
-            used.hit_count += 1
-        slots = np.concatenate([used.value for used in path]) if path else no_slots()
+        slots = np.concatenate([part.value for part in path]) if path else no_slots()
         return Match(length, slots, node)
 
     def peek(self, ids: Sequence[int] | Ids, namespace: str = "") -> int:

@@ -25,7 +25,7 @@ class TreeNode:
         key, value: [n] token ids of the edge and the slots that hold their KV.
         lock_ref: how many requests hold this node or one below it; the root starts with 1.
         last_access: logical step of the last match or insert that came through.
-        hit_count: matches that came through.
+        hit_count: requests that were admitted with it as a part of their cached prefix.
         queued: it has an entry in the eviction heap.
     """
 

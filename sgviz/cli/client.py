@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx2
 
-from sgviz.errors import SgvizError, Unavailable
-from sgviz.serving.http_errors import error_of_status
+from sgviz.errors import SgvizError, Unavailable, from_status
 
 DATA = "data: "
 DONE = "[DONE]"
@@ -45,7 +44,7 @@ class ChatClient:
                 chunk: dict[str, Any] = json.loads(line[len(DATA) :])
                 if "error" in chunk:
                     error = chunk["error"]
-                    raise error_of_status(int(error.get("code") or 500), error["message"], error.get("type"))
+                    raise from_status(int(error.get("code") or 500), error["message"])
                 yield chunk
 
     def close(self) -> None:
@@ -69,7 +68,7 @@ def _check(status: int, body: str) -> None:
         return
     try:
         error = json.loads(body)["error"]
-        message, kind = error["message"], error.get("type")
+        message, param = error["message"], error.get("param")
     except (ValueError, KeyError, TypeError):
         raise SgvizError(f"the server answered {status}: {body[:200]}") from None
-    raise error_of_status(status, message, kind)
+    raise from_status(status, message, param=param)

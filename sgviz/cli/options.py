@@ -1,7 +1,8 @@
 """Command line options made from the settings: one flag a field, so the two cannot drift apart.
 
 `schedule_policy` becomes `--schedule-policy`; only flags that were given reach `Settings.build`, which keeps
-the defaults in one place. Mirrors SGLang's ServerArgs.add_cli_args, there written by hand. Imports: config, errors.
+the defaults in one place. Mirrors SGLang's ServerArgs.add_cli_args, which is written by hand.
+Imports: config, errors.
 """
 
 from __future__ import annotations

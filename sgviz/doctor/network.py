@@ -82,7 +82,7 @@ def _stale(folder: Path) -> Check:
 
 
 def stale_folders(folder: Path) -> list[Path]:
-    """Socket folders of engines that nobody listens in any more; a folder with anything else in it is not ours."""
+    """Socket folders in which nobody listens any more; one with anything else in it is not ours."""
     return [path for path in sorted(folder.glob("sgviz-*")) if _is_stale(path)]
 
 

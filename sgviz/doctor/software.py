@@ -36,17 +36,12 @@ def checks(version_of: Version = version) -> Iterator[Check]:
         yield _package(package, version_of(package))
     missing = [package for package in requirements() if package not in SHOWN and version_of(package) is None]
     if missing:
-        yield Check(
-            topic=TOPIC,
-            name="requirements",
-            found=f"missing: {', '.join(missing)}",
-            state=State.BAD,
-            advice=INSTALL,
-        )
+        found = f"missing: {', '.join(missing)}"
+        yield Check(topic=TOPIC, name="requirements", found=found, state=State.BAD, advice=INSTALL)
 
 
 def requirements() -> list[str]:
-    """Names that sgviz requires on this platform without extras; empty when it is not installed but imported."""
+    """What sgviz requires on this platform, without extras; empty when it is imported but not installed."""
     try:
         lines = metadata.requires("sgviz") or []
     except metadata.PackageNotFoundError:

@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_name("EVENTS.md")
 _RULE = re.compile(r"^# -{10,} (?P<title>.+?)\s*$")
 _HEAD = """# Events
 
-Written by `python -m sgviz.events.page` from the structs; do not edit. Schema version {version}, {count} kinds.
+Written from the structs by `python -m sgviz.events.page`; do not edit. Schema {version}, {count} kinds.
 
 An event is its stamp and a body. `seq` counts per component, `t` is monotonic nanoseconds, `iteration` is the
 scheduler's loop number (0 elsewhere). In a file and on the wire an event is the msgpack array `[{stamp}]`

@@ -1,6 +1,6 @@
 """An asyncio loop in a thread of its own, so that an engine works inside a notebook whose loop is running.
 
-Imports: nothing of sgviz.
+Imports: errors.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from sgviz.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -37,7 +39,10 @@ class LoopThread:
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine in the loop from any thread."""
+        """Start a coroutine in the loop from any thread. Unavailable if the loop has ended."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise Unavailable("the engine is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

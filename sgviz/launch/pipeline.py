@@ -21,7 +21,7 @@ import zmq
 
 from sgviz.channel import AsyncReceiver, PortArgs, Sender
 from sgviz.config import Settings
-from sgviz.errors import SgvizError, StartupError
+from sgviz.errors import SgvizError, StartupError, Unavailable
 from sgviz.events import RingSink, Tracer, WallClock, schema
 from sgviz.launch.components import Context, tell_started
 from sgviz.launch.event_collector import EventCollector
@@ -34,7 +34,7 @@ from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.recording.sink import FileSink
 from sgviz.recording.store import Header
-from sgviz.scheduler.policy import SchedulePolicy
+from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.serving.context import ServerState, ServerStatus
 from sgviz.tokenizer_manager import Limits, TokenizerManager
 
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 CHILDREN = ("scheduler", "detokenizer")
 CHILD_STOP_S = 5.0
+CONNECT_TIMEOUT_MS = 10_000
 WARMUP_TOKENS = 4
 WARMUP_TIMEOUT_S = 120.0
 
@@ -75,6 +76,7 @@ class Pipeline:
     # ------------------------------------------------------------------ start
 
     def _start(self) -> None:
+        make_policy(self.settings.schedule.schedule_policy, 0)  # a mistyped name shows before anything is started
         self.model_dir = resolve_model(self.settings.model.model_path)
         self.tokenizer_dir = self._tokenizer_dir()
         self.tokenizer = Tokenizer.load(self.tokenizer_dir)
@@ -106,6 +108,8 @@ class Pipeline:
             self._exit.callback(_remove, folder)
             collector = EventCollector(self.zmq, self.ports.events_ipc_name, self.ring)
             self._exit.callback(collector.stop)
+        self._sender = Sender(self.zmq, self.ports.scheduler_input_ipc_name, bind=True)
+        self._exit.callback(self._sender.close, int(CHILD_STOP_S * 1000))
         self.loop = LoopThread()
         self._exit.callback(self.loop.stop)
 
@@ -166,7 +170,6 @@ class Pipeline:
         )
 
         async def make() -> TokenizerManager:
-            self._sender = Sender(self.zmq, self.ports.scheduler_input_ipc_name, bind=True)
             self._receiver: AsyncReceiver[ToTokenizer] = AsyncReceiver(
                 self.zmq, self.ports.tokenizer_ipc_name, ToTokenizer, bind=True
             )
@@ -183,6 +186,8 @@ class Pipeline:
 
         self.manager = self.loop.call(make())
         self._exit.callback(self._end_manager)
+        if not self._sender.wait_for_peer(CONNECT_TIMEOUT_MS):
+            raise StartupError("the scheduler got ready but never connected to its socket")
 
     def _emit_started(self) -> None:
         if not self.trace.on:
@@ -285,9 +290,9 @@ class Pipeline:
         """Tell the children to leave; the scheduler passes it on to the detokenizer."""
 
         async def end() -> None:
-            self._sender.send(ShutdownReq())
+            with contextlib.suppress(Unavailable):  # it is gone already
+                self._sender.send(ShutdownReq())
             await self.manager.close()
-            self._sender.close(int(CHILD_STOP_S * 1000))
             self._receiver.close()
 
         self.loop.call(end())
@@ -305,13 +310,12 @@ class Pipeline:
                 log.error("the %s thread did not leave its loop", child.component)
 
     def _tell_threads_to_leave(self) -> None:
-        """A failed start or a dead sibling: threads cannot be killed, so they are told over their own sockets."""
-        for address in (self.ports.scheduler_input_ipc_name, self.ports.detokenizer_ipc_name):
-            bind = address == self.ports.scheduler_input_ipc_name
-            with contextlib.suppress(zmq.ZMQError):
-                sender = Sender(self.zmq, address, bind=bind)
-                sender.send(ShutdownReq())
-                sender.close(int(CHILD_STOP_S * 1000))
+        """A failed start or a dead sibling: threads cannot be killed, so each is told over its own socket."""
+        with contextlib.suppress(Unavailable):
+            self._sender.send(ShutdownReq())
+        sender = Sender(self.zmq, self.ports.detokenizer_ipc_name)
+        sender.send(ShutdownReq())
+        sender.close(int(CHILD_STOP_S * 1000))
 
 
 async def _awaited(call: Callable[[], Awaitable[None]]) -> None:

@@ -48,6 +48,7 @@ class Ledger:
 
     Attributes:
         private: tokens by rid. nodes: the tree by node number (the root is not in it).
+        sized: the true total is known.
         exact: False before the sizes are known, and from a loss of events until a batch states its numbers.
     """
 
@@ -60,10 +61,12 @@ class Ledger:
     private: dict[str, int] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
     exact: bool = False
+    sized: bool = False
     _pages: dict[str, set[int]] = field(default_factory=dict)
 
     def configure(self, body: EngineConfigured) -> None:
         """An empty memory of the configured size."""
+        self.sized = self.exact = True
         self.total = self.free = body.max_total_num_tokens
         self.page_size = max(1, body.page_size)
         self.evictable = self.protected = self.private_total = 0
@@ -97,10 +100,11 @@ class Ledger:
         """Start from stated numbers after a loss; what nobody here took belongs to an unknown owner."""
         self.free, self.evictable, self.protected = stated.kv_free, stated.kv_evictable, stated.kv_protected
         in_pools = self.free + self.evictable + self.protected
-        self.exact = self.total > 0
-        self.total = max(self.total, in_pools)
-        self.private_total = self.total - in_pools
         known = sum(self.private.values()) - self.private.get(UNKNOWN_OWNER, 0)
+        if not self.sized:
+            self.total = in_pools + known
+        self.exact = self.sized
+        self.private_total = self.total - in_pools
         self._set(UNKNOWN_OWNER, self.private_total - known)
 
     def holders(self) -> list[tuple[str, int]]:

@@ -1,7 +1,8 @@
 """Decode planning and retraction. Mirrors `update_running_batch` and `retract_decode` (facts 5.11).
 
 When the next position of every running request does not fit, requests are retracted: fewest generated
-tokens first and, among equals, the longest prompt; one always stays. Imports: batch, cache, events.
+tokens first and, among equals, the longest prompt; one always stays, and the prompt that is being cut goes
+before that one is given up (SGLang would abort it). Imports: batch, cache, events.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class DecodePlanner:
         state = self._state
         order = sorted(batch.reqs, key=lambda req: (-len(req.output_ids), len(req.origin_input_ids)))
         victims: list[tuple[Req, int, int]] = []
-        while len(order) > 1 and not self._fits(order):
-            victim = order.pop()
-            victims.append((victim, self._need([*order, victim]), state.cache.room()))
+        while not self._fits(order):
+            need, have = self._need(order), state.cache.room()
+            victim = self._next_victim(order)
+            if victim is None:
+                break
             if victim.to_finish is not None:  # it was being aborted anyway
                 self._ender.drop(victim, "running", victim.to_finish.message or "", victim.to_finish)
-                victims.pop()
                 continue
+            victims.append((victim, need, have))
             state.cache.release(victim, [], insert=False, why="retract")
             victim.reset_for_retract()
         kept = set(map(id, order))  # membership only
@@ -85,6 +88,13 @@ class DecodePlanner:
         state.cache.ensure(RETRACT_DECODE_STEPS * len(order))
         if not self._fits(batch.reqs):
             self._abort_last(batch)
+
+    def _next_victim(self, order: list[Req]) -> Req | None:
+        """The last in `order`, which loses it; when only one is left there, the prompt that is being cut."""
+        if len(order) > 1:
+            return order.pop()
+        chunked, self._state.chunked_req = self._state.chunked_req, None
+        return chunked
 
     def _requeue(self, victims: Sequence[tuple[Req, int, int]], survivors: Sequence[Req]) -> None:
         if not victims:

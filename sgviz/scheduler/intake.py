@@ -159,8 +159,7 @@ class Intake:
 
     def _flush(self, message: FlushCacheReqInput) -> None:
         state = self._state
-        if state.is_fully_idle:
-            state.cache.flush()
+        if state.is_fully_idle and state.cache.flush():
             reply = FlushCacheReqOutput(id=message.id, success=True, message="cache flushed")
         else:
             why = (

@@ -177,7 +177,7 @@ class PrefillAdder:
         held = [(remaining_output(other), other.seqlen) for other in (*self.running, *self.can_run_list)]
         free, freed = self.cur_rem - first, 0
         if not held:
-            return remaining_output(req) < free  # the walk's margin would bar the longest request for ever
+            return remaining_output(req) <= free  # the walk's margin would bar the longest request for ever
         held.append((remaining_output(req), req.seqlen))
         held.sort()
         left = len(held)

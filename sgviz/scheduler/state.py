@@ -12,6 +12,7 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
 from sgviz.config import ScheduleConfig, ServeConfig
 from sgviz.errors import ConfigError
+from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.worker.protocol import WorkerInfo
@@ -59,6 +60,14 @@ class Limits:
                 param="max_total_tokens",
             )
         max_req_len = min(info.context_len, capacity) - 1
+        # a prompt alone must pass the adder's check: extend + page < capacity
+        max_input = min(max_req_len - INPUT_LEN_MARGIN, capacity - page_size - 1)
+        if max_input < 1:
+            raise ConfigError(
+                f"a KV pool of {capacity} tokens in pages of {page_size} has no room for any request; "
+                f"at least {page_size + INPUT_LEN_MARGIN + 2} tokens are needed",
+                param="max_total_tokens",
+            )
         wanted = schedule.max_running_requests or min(DEFAULT_MAX_RUNNING, max(1, capacity // 2))
         chunk = schedule.chunked_prefill_size
         return cls(

@@ -25,6 +25,8 @@ from sgviz.serving.sampling import openai_sampling
 from sgviz.serving.serving_base import Exchange, extra_key_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# what chat_template_kwargs may not set: each has its own field, is not supported, or is the server's
+RESERVED_OPTIONS = ("messages", "tools", "chat_template", "add_generation_prompt", "tokenize")
 LATER_PARTS = ("image_url", "input_image", "video_url", "input_audio", "audio_url", "file", "input_file")
 
 
@@ -55,6 +57,12 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             raise BadRequest("messages must not be empty", param="messages")
         if request.top_logprobs and not request.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        reserved = next(
+            (name for name in RESERVED_OPTIONS if name in (request.chat_template_kwargs or {})), None
+        )
+        if reserved is not None:
+            where = f"chat_template_kwargs.{reserved}"
+            raise BadRequest(f"{where} cannot be set by a request", param=where)
         if request.continue_final_message and request.messages[-1].role != "assistant":
             raise BadRequest(
                 f"continue_final_message needs a last message of the assistant, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from sgviz.channel import AsyncReceiver, Sender
 from sgviz.errors import SgvizError, Unavailable
@@ -189,11 +189,9 @@ class TokenizerManager:
 
     async def drained(self, timeout: float) -> bool:
         """Wait until no request is live; says whether that was so within `timeout` seconds."""
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._table.drained(), timeout)
-        except TimeoutError:
-            return False
-        return True
+        return self._table.is_empty
 
     def response_sent(self, rid: str, status: int) -> None:
         """The last byte of the answer to `rid` was handed over, or its client found gone (499)."""

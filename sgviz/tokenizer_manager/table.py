@@ -42,6 +42,11 @@ class RequestTable:
         self._empty = asyncio.Event()
         self._empty.set()
 
+    @property
+    def is_empty(self) -> bool:
+        """No request is live, not even between a warm-up and its copies."""
+        return self._empty.is_set()
+
     # ------------------------------------------------------------ begin
 
     def open_family(self, name: str) -> Family:

@@ -154,11 +154,8 @@ def _prompts(obj: GenerateReqInput) -> Sequence[str | list[int]]:
         for text in texts:
             _check_unicode("text", text)
         return _not_empty(texts, "text")
-    if obj.is_single:
-        lists = [_flat(obj.input_ids)]
-    else:
-        lists = [_flat(ids) for ids in cast("list[list[int]]", obj.input_ids)]
-    return _not_empty(lists, "input_ids")
+    given = [obj.input_ids] if obj.is_single else cast("list[list[int]]", obj.input_ids)
+    return _not_empty([_flat(ids) for ids in given], "input_ids")
 
 
 def _not_empty(prompts: list[T], where: str) -> list[T]:

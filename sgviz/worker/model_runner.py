@@ -124,7 +124,7 @@ class ModelRunner:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device `name` means: "auto" takes a GPU where there is one. ConfigError for one that is not here."""
+    """The device `name` means; "auto" takes a GPU where there is one. ConfigError if it is not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):

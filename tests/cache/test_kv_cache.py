@@ -57,6 +57,16 @@ def test_a_full_hit_leaves_one_token_to_compute() -> None:
     assert cache.match(ids, "", 0).length == 0 and cache.match(ids, "", -1).length == 0
 
 
+def test_hits_are_counted_by_admission_not_by_looking() -> None:
+    cache, _ = cache_of(32, 1)
+    cache.checkpoint(run(cache, "a", [1, 2, 3]), [1, 2, 3])
+    for _ in range(3):
+        cache.match([1, 2, 3], "", 3)
+    assert [node.hit_count for node in cache.tree.nodes()] == [0]
+    admit(cache, "b", [1, 2, 9])
+    assert [node.hit_count for node in cache.tree.nodes()] == [1, 0], "the head that was shared, not the rest"
+
+
 def test_the_limit_is_floored_to_pages() -> None:
     cache, _ = cache_of(32, 4)
     ids = list(range(12))

@@ -115,9 +115,7 @@ def test_buffer_sink_accounts_for_every_event(answers: list[bool], batch: int) -
     told = sum(e.body.count for e in taken if isinstance(e.body, TraceDropped))
     own = [e.seq for e in taken if not isinstance(e.body, TraceDropped)]
     assert own == sorted(own) and len(own) + sink.dropped == 40
-    assert told <= sink.dropped
-    if any(isinstance(e.body, TraceDropped) for e in taken[-1:]) or sink.dropped == 0:
-        assert told == sink.dropped
+    assert told + sink._lost == sink.dropped  # what is not told yet comes with the next batch taken
 
 
 def test_buffer_sink_sends_nothing_when_empty() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ def test_stages_are_contiguous_and_add_up_for_any_stamps(stamps: list[int]) -> N
     stats = TimeStats(**dict(zip(NAMES, stamps)))
     found = stages(stats)
     assert all(stage.duration_ns >= 0 for stage in found)
-    for before, after in zip(found, found[1:]):
+    for before, after in itertools.pairwise(found):
         assert before.start_ns + before.duration_ns == after.start_ns
     assert sum(stage.duration_ns for stage in found) == end_to_end_ns(stats)
     if found:

@@ -7,9 +7,8 @@ prefill and streamed answers, all on a virtual clock. Only tokens and durations 
 from __future__ import annotations
 
 import random
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from synthetic_memory import Memory, Request, raw
 
 from sgviz.events import VirtualClock
 from sgviz.events.schema import (
@@ -25,8 +24,6 @@ from sgviz.events.schema import (
     LoopIdle,
     OutputReceived,
     OutputStreamed,
-    PoolReturned,
-    PoolTaken,
     ProcessStarted,
     QueueEntered,
     RequestConverted,
@@ -38,72 +35,36 @@ from sgviz.events.schema import (
     ResponseFinished,
     TextEmitted,
     TokensSampled,
-    TreeEvicted,
-    TreeInserted,
-    TreeLocked,
-    TreeSplit,
-)  # fmt: skip
+)
 
 START_NS = 5_000_000_000
 COMPONENTS = ("http", "tokenizer_manager", "scheduler", "detokenizer")
 MICROSECOND = 1_000
 
 
-def raw(ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(ids)}i", *ids)
-
-
-@dataclass(eq=False)
-class Node:
-    id: int
-    parent: Node | None
-    ids: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    lock: int = 0
-    used: int = 0
-
-
-@dataclass(eq=False)
-class Request:
-    rid: str
-    ids: list[int]
-    max_new: int
-    stream: bool
-    arrive_ns: int
-    out: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)  # of positions [0, allocated)
-    protected: int = 0
-    node: Node | None = None
-    cached: int | None = None
-    chunks: int = 0
-
-    @property
-    def fill(self) -> list[int]:
-        return self.ids + self.out
-
-
 class SyntheticRun:
     """`events` of a run of `requests` requests over `total` tokens of KV memory."""
 
     def __init__(
-        self, requests: int = 6, *, seed: int = 0, total: int = 400, page: int = 1, prompt: tuple[int, int] = (8, 40),
-        output: tuple[int, int] = (3, 20), gap_us: int = 4_000, max_running: int = 8, decode_us: int = 9_000,
-    ) -> None:  # fmt: skip
+        self,
+        requests: int = 6,
+        *,
+        seed: int = 0,
+        total: int = 400,
+        page: int = 1,
+        prompt: tuple[int, int] = (8, 40),
+        output: tuple[int, int] = (3, 20),
+        gap_us: int = 4_000,
+        max_running: int = 8,
+        decode_us: int = 9_000,
+    ) -> None:
         self.random = random.Random(seed)
-        self.page, self.total, self.max_running, self.decode_us = (
-            page,
-            total // page * page,
-            max_running,
-            decode_us,
-        )
+        self.page, self.max_running, self.decode_us = page, max_running, decode_us
+        self.memory = Memory(total, page, lambda body: self.emit("scheduler", body, 1))
         self.clock = VirtualClock(START_NS)
         self.events: list[Event] = []
         self.seqs = dict.fromkeys(COMPONENTS, 0)
-        self.iteration = self.bids = self.node_ids = self.steps = 0
-        self.free_pages = list(range(self.total // page, 0, -1))
-        self.root = Node(0, None, lock=1)
-        self.evictable = self.protected = 0
+        self.iteration = self.bids = 0
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         shared = [self.random.randrange(3) for _ in range(prompt[0])]
@@ -126,10 +87,6 @@ class SyntheticRun:
 
     # ------------------------------------------------------------ emitting
 
-    @property
-    def free(self) -> int:
-        return len(self.free_pages) * self.page
-
     def emit(self, component: str, body: AnyBody, after_us: int = 20) -> None:
         self.clock.advance(after_us * MICROSECOND)
         self.seqs[component] += 1
@@ -148,136 +105,15 @@ class SyntheticRun:
         self.emit(
             "scheduler",
             EngineConfigured(
-                settings={"model": "synthetic"}, model="synthetic", max_total_num_tokens=self.total,
-                page_size=self.page, max_running_requests=self.max_running, context_len=self.total, rows=64,
+                settings={"model": "synthetic"},
+                model="synthetic",
+                max_total_num_tokens=self.memory.total,
+                page_size=self.page,
+                max_running_requests=self.max_running,
+                context_len=self.memory.total,
+                rows=64,
             ),
-        )  # fmt: skip
-
-    # ------------------------------------------------------------ memory
-
-    def take(self, requests: list[Request], counts: list[int]) -> None:
-        taken: list[int] = []
-        for request, count in zip(requests, counts):
-            for _ in range(count):
-                if len(request.slots) % self.page == 0:
-                    slot = self.free_pages.pop() * self.page
-                else:
-                    slot = request.slots[-1] + 1
-                request.slots.append(slot)
-                taken.append(slot)
-        rids = tuple(request.rid for request in requests)
-        self.emit(
-            "scheduler", PoolTaken(rids=rids, counts=tuple(counts), slots=raw(taken), free=self.free), 1
         )
-
-    def give(self, rid: str, slots: list[int], why: str) -> None:
-        if not slots:
-            return
-        self.free_pages += sorted({slot // self.page for slot in slots}, reverse=True)
-        self.emit("scheduler", PoolReturned(rid=rid, slots=raw(slots), why=why, free=self.free), 1)
-
-    def match(self, ids: list[int]) -> tuple[list[int], Node]:
-        self.steps += 1
-        node, slots, at = self.root, list[int](), 0
-        while len(ids) - at >= self.page:
-            child = node.children.get(tuple(ids[at : at + self.page]))
-            if child is None:
-                break
-            child.used = self.steps
-            same = 0
-            while same < len(child.ids) and at + same < len(ids) and child.ids[same] == ids[at + same]:
-                same += 1
-            same -= same % self.page
-            if same < len(child.ids):
-                child = self.split(child, same)
-            node, slots, at = child, slots + child.slots, at + len(child.ids)
-        return slots, node
-
-    def split(self, node: Node, at: int) -> Node:
-        self.node_ids += 1
-        assert node.parent is not None
-        upper = Node(
-            self.node_ids, node.parent, node.ids[:at], node.slots[:at], lock=node.lock, used=self.steps
-        )
-        node.parent.children[tuple(upper.ids[: self.page])] = upper
-        node.parent, node.ids, node.slots = upper, node.ids[at:], node.slots[at:]
-        upper.children[tuple(node.ids[: self.page])] = node
-        self.emit("scheduler", TreeSplit(node=node.id, upper=upper.id, at=at), 1)
-        return upper
-
-    def lock(self, rid: str, node: Node, delta: int) -> None:
-        moved, at = 0, node
-        while at.parent is not None:
-            if (at.lock == 0 and delta == 1) or (at.lock == 1 and delta == -1):
-                moved += len(at.ids)
-            at.lock += delta
-            at = at.parent
-        self.protected += moved * delta
-        self.evictable -= moved * delta
-        self.emit("scheduler", TreeLocked(rid=rid, node=node.id, delta=delta, tokens=moved), 1)
-
-    def insert(self, request: Request, length: int) -> None:
-        """Put the first `length` positions (whole pages) in the tree; frees duplicates."""
-        length -= length % self.page
-        ids = request.fill[:length]
-        present, node = self.match(ids)
-        if len(present) < length:
-            self.node_ids += 1
-            new = Node(
-                self.node_ids,
-                node,
-                ids[len(present) :],
-                request.slots[len(present) : length],
-                used=self.steps,
-            )
-            node.children[tuple(new.ids[: self.page])] = new
-            self.evictable += len(new.ids)
-            self.emit(
-                "scheduler",
-                TreeInserted(
-                    rid=request.rid, node=new.id, parent=node.id, slots=raw(new.slots), present=len(present),
-                    token_ids=raw(new.ids),
-                ),
-                1,
-            )  # fmt: skip
-            node = new
-        if request.protected < len(present):
-            self.give(request.rid, request.slots[request.protected : len(present)], "duplicate")
-        request.slots[: len(present)] = present
-        self._relock(request, node)
-        request.protected = length
-
-    def _relock(self, request: Request, node: Node) -> None:
-        self.lock(request.rid, node, +1)
-        if request.node is not None:
-            self.lock(request.rid, request.node, -1)
-        request.node = node
-
-    def evict(self, tokens: int) -> None:
-        while self.free < tokens:
-            leaves = [node for node in self._nodes(self.root) if not node.children and node.lock == 0]
-            victim = min(leaves, key=lambda node: (node.used, node.id))
-            assert victim.parent is not None
-            del victim.parent.children[tuple(victim.ids[: self.page])]
-            self.evictable -= len(victim.ids)
-            body = TreeEvicted(node=victim.id, tokens=len(victim.ids), last_access=victim.used)
-            self.emit("scheduler", body, 1)
-            self.give("", victim.slots, "evict")
-
-    def _nodes(self, node: Node) -> list[Node]:
-        out = [node] if node.parent else []
-        for child in node.children.values():
-            out += self._nodes(child)
-        return out
-
-    def release(self, request: Request, why: str) -> None:
-        """Give back private slots, unlock; with why `finish` the whole pages go to the tree first."""
-        if why == "finish":
-            self.insert(request, len(request.slots))
-        self.give(request.rid, request.slots[request.protected :], "tail" if why == "finish" else why)
-        if request.node is not None:
-            self.lock(request.rid, request.node, -1)
-        request.slots, request.protected, request.node = [], 0, None
 
     # ------------------------------------------------------------ turns
 
@@ -299,7 +135,11 @@ class SyntheticRun:
 
     def _idle(self) -> None:
         if not self.idle:
-            body = LoopIdle(kv_free=self.free, kv_evictable=self.evictable, kv_protected=self.protected)
+            body = LoopIdle(
+                kv_free=self.memory.free,
+                kv_evictable=self.memory.evictable,
+                kv_protected=self.memory.protected,
+            )
             self.emit("scheduler", body)
         self.idle = True
 
@@ -309,18 +149,28 @@ class SyntheticRun:
         self.emit(
             "http",
             RequestReceived(
-                rid=rid, type="ChatCompletionRequest", path="/v1/chat/completions", stream=request.stream,
-                model="synthetic", messages=1, chars=prompt * 4,
+                rid=rid,
+                type="ChatCompletionRequest",
+                path="/v1/chat/completions",
+                stream=request.stream,
+                model="synthetic",
+                messages=1,
+                chars=prompt * 4,
             ),
-        )  # fmt: skip
+        )
         self.emit(
             "http",
             RequestConverted(
-                rid=rid, prompt_kind="text", size=prompt * 4, max_new_tokens=request.max_new, temperature=0.0,
-                top_p=1.0, top_k=1,
+                rid=rid,
+                prompt_kind="text",
+                size=prompt * 4,
+                max_new_tokens=request.max_new,
+                temperature=0.0,
+                top_p=1.0,
+                top_k=1,
             ),
             300,
-        )  # fmt: skip
+        )
         self.emit("tokenizer_manager", RequestTokenized(rid=rid, prompt_tokens=prompt), 400)
         self.emit("tokenizer_manager", RequestDispatched(rid=rid), 60)
         self.waiting.append(request)
@@ -330,23 +180,27 @@ class SyntheticRun:
         self.emit(
             "scheduler",
             QueueEntered(
-                rid=request.rid, position=len(self.waiting) - 1, prompt_tokens=len(request.ids),
-                max_new_tokens=request.max_new, stream=request.stream, again=again,
+                rid=request.rid,
+                position=len(self.waiting) - 1,
+                prompt_tokens=len(request.ids),
+                max_new_tokens=request.max_new,
+                stream=request.stream,
+                again=again,
                 input_ids=b"" if again else raw(request.ids),
             ),
             90,
-        )  # fmt: skip
+        )
 
     def _admit(self) -> list[Request]:
         admitted: list[Request] = []
         pages = 0
         while self.waiting and len(self.running) + len(admitted) < self.max_running:
             request = self.waiting[0]
-            slots, node = self.match(request.fill[: len(request.fill) - 1])
-            self.lock(request.rid, node, +1)
+            slots, node = self.memory.match(request.fill[: len(request.fill) - 1])
+            self.memory.lock(request.rid, node, +1)
             need = (len(request.fill) - len(slots)) // self.page + 2
-            if (pages + need) * self.page > self.free + self.evictable:
-                self.lock(request.rid, node, -1)
+            if (pages + need) * self.page > self.memory.free + self.memory.evictable:
+                self.memory.lock(request.rid, node, -1)
                 break
             pages += need
             request.node, request.slots, request.protected = node, list(slots), len(slots)
@@ -355,42 +209,62 @@ class SyntheticRun:
             self.emit(
                 "scheduler",
                 AdmitOk(
-                    rid=request.rid, extend=len(request.fill) - len(slots), prefix=len(slots), need=need * self.page,
-                    have=self.free + self.evictable, reserved=0, chunked=False, rem_total=0, rem_input=-1, rem_chunk=-1,
+                    rid=request.rid,
+                    extend=len(request.fill) - len(slots),
+                    prefix=len(slots),
+                    need=need * self.page,
+                    have=self.memory.free + self.memory.evictable,
+                    reserved=0,
+                    chunked=False,
+                    rem_total=0,
+                    rem_input=-1,
+                    rem_chunk=-1,
                 ),
-            )  # fmt: skip
+            )
             admitted.append(self.waiting.pop(0))
         if admitted:
-            self.evict(pages * self.page)
+            self.memory.evict(pages * self.page)
         return admitted
 
     def _make_room(self) -> None:
         while True:
             need = sum(self.page for request in self.running if len(request.slots) % self.page == 0)
-            if need <= self.free + self.evictable or len(self.running) == 1:
+            if need <= self.memory.free + self.memory.evictable or len(self.running) == 1:
                 break
             victim = self.running.pop()
             body = RequestRetracted(
-                rid=victim.rid, output_tokens=len(victim.out), need=need, have=self.free + self.evictable,
-                ratio_before=0.5, ratio_after=0.7,
-            )  # fmt: skip
+                rid=victim.rid,
+                output_tokens=len(victim.out),
+                need=need,
+                have=self.memory.free + self.memory.evictable,
+                ratio_before=0.5,
+                ratio_after=0.7,
+            )
             self.emit("scheduler", body)
-            self.release(victim, "retract")
+            self.memory.release(victim, "retract")
             self.waiting.append(victim)
             self._enqueue(victim, again=True)
-        self.evict(need)
+        self.memory.evict(need)
 
     def _run(self, mode: str, batch: list[Request]) -> None:
         self.bids += 1
         lens = [len(request.fill) - len(request.slots) if mode == "extend" else 1 for request in batch]
         prefix = tuple(len(request.slots) for request in batch)
-        self.take(batch, lens)
+        self.memory.take(batch, lens)
         rids = tuple(request.rid for request in batch)
         plan = BatchPlanned(
-            bid=self.bids, mode=mode, rids=rids, extend_lens=tuple(lens), prefix_lens=prefix,
-            running=len(self.running), waiting=len(self.waiting), kv_free=self.free, kv_evictable=self.evictable,
-            kv_protected=self.protected, new_token_ratio=0.5,
-        )  # fmt: skip
+            bid=self.bids,
+            mode=mode,
+            rids=rids,
+            extend_lens=tuple(lens),
+            prefix_lens=prefix,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_free=self.memory.free,
+            kv_evictable=self.memory.evictable,
+            kv_protected=self.memory.protected,
+            new_token_ratio=0.5,
+        )
         self.emit("scheduler", plan, 120)
         self.emit("scheduler", BatchLaunched(bid=self.bids, forward_pass_id=self.bids), 40)
         start = self.clock.now() + 5 * MICROSECOND
@@ -413,9 +287,9 @@ class SyntheticRun:
         done = [request for request in batch if len(request.out) >= request.max_new]
         for request in batch:
             if request in done:
-                self.release(request, "finish")
+                self.memory.release(request, "finish")
             elif mode == "extend":
-                self.insert(request, len(request.slots))
+                self.memory.insert(request, len(request.slots))
         finished = tuple(request.rid for request in done)
         self.emit("scheduler", BatchProcessed(bid=self.bids, finished=finished), 40)
         self._stream([request for request in batch if request.stream or request in done], done)
@@ -440,11 +314,15 @@ class SyntheticRun:
             self.emit(
                 "tokenizer_manager",
                 RequestFinished(
-                    rid=request.rid, reason="length", matched="", prompt_tokens=len(request.ids),
-                    completion_tokens=len(request.out), cached_tokens=request.cached or 0,
+                    rid=request.rid,
+                    reason="length",
+                    matched="",
+                    prompt_tokens=len(request.ids),
+                    completion_tokens=len(request.out),
+                    cached_tokens=request.cached or 0,
                 ),
                 10,
-            )  # fmt: skip
+            )
         if request.stream and request.chunks == 0:
             self._chunk(request, "role", 0)
         self._chunk(request, "delta" if request.stream else "body", size)

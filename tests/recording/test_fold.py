@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from assertions import assert_idle_memory, assert_memory_adds_up, assert_recording_sound
+from recording_checks import assert_idle_memory, assert_memory_adds_up, assert_recording_sound
 from synthetic import SyntheticRun
 
 from sgviz.events.schema import BatchPlanned, EngineConfigured, Event, LoopIdle, PoolTaken

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from assertions import assert_batches_consistent, assert_journey_complete, assert_requests_consistent
+from recording_checks import assert_batches_consistent, assert_journey_complete, assert_requests_consistent
 from synthetic import START_NS, SyntheticRun
 
 from sgviz.errors import NotFound
@@ -158,12 +158,13 @@ def test_events_of_one_request(rec: Recording) -> None:
 
 def test_unknown_rid_is_named_with_a_near_one(rec: Recording) -> None:
     for look in (rec.request, rec.journey, rec.stages, rec.time_stats, rec.events_of):
-        with pytest.raises(NotFound, match=r"'req-00l' among the 24 .*did you mean 'req-00"):
+        with pytest.raises(NotFound, match=r"'req-00l' among the 24 .*did you mean 'req-0"):
             look("req-00l")
 
 
 def test_tables_are_copies(rec: Recording) -> None:
-    rec.requests["rid"] = "spoilt"
+    table = rec.requests
+    table.loc[:, "rid"] = "spoilt"
     assert list(rec.requests.rid) == rec.rids
 
 
@@ -276,7 +277,7 @@ def test_opening_a_recording_imports_no_torch(rec: Recording, tmp_path: Path) ->
         "from sgviz.viz.terminal import journey_table\n"
         f"rec = r.load({str(tmp_path / 'run.sgv')!r})\n"
         "assert len(rec.requests) == 24\n"
-        "heavy = [m for m in ('torch', 'transformers', 'zmq', 'sgviz.scheduler', 'sgviz.batch') if m in sys.modules]\n"
+        "heavy = {'torch', 'transformers', 'zmq', 'sgviz.scheduler', 'sgviz.batch'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -12,6 +12,7 @@ from rig import Rig
 from watch import FoldWatch
 from workload import (
     CONTEXT,
+    EOS_EVERY,
     VOCAB,
     Abort,
     Flush,
@@ -79,7 +80,7 @@ class Pressed:
 
 
 def press(config: dict[str, object], todo: list[Step]) -> Pressed:
-    rig = Rig(context_len=CONTEXT, vocab_size=VOCAB, eos_every=31, **config)
+    rig = Rig(context_len=CONTEXT, vocab_size=VOCAB, eos_every=EOS_EVERY, **config)
     run = Pressed(rig, FoldWatch(rig))
     for step in todo:
         run.take(step)

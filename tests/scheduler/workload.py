@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from rig import Rig
 
 VOCAB = 97
 CONTEXT = 160
+EOS_EVERY = 83
 HEADS = tuple(tuple((7 * k + 3 * i + i * i) % VOCAB for i in range(64)) for k in range(3))
 STOPS = ("b", "xy", "qq", "zab", "m")
 
@@ -58,22 +60,25 @@ submits = st.builds(
     Submit,
     head=st.integers(0, 2),
     shared=st.one_of(st.just(0), st.integers(0, 64), st.just(64)),
-    tail=st.integers(1, 40),
+    tail=st.one_of(st.integers(1, 12), st.integers(1, 40)),
     seed=st.integers(0, 50),
-    max_new=st.one_of(st.integers(0, 30), st.integers(20, 30)),
+    max_new=st.one_of(st.integers(0, 30), st.integers(30, 45)),
     stream=st.booleans(),
     logprob=st.booleans(),
-    ignore_eos=st.booleans(),
-    stop=st.sampled_from([(), (), (), ("b",), ("xy", "zab"), ("qq", "m")]),
+    ignore_eos=st.sampled_from([False, False, False, True]),
+    stop=st.sampled_from([(), (), (), (), ("b",), ("xy", "zab"), ("qq", "m")]),
     stop_ids=st.sampled_from([(), (), (3, 50), (11,)]),
     extra_key=st.sampled_from([None, None, None, "a"]),
 )
-runs = st.builds(Run, st.integers(1, 12))
+runs = st.builds(Run, st.one_of(st.integers(1, 12), st.integers(3, 5)))
 aborts = st.builds(Abort, st.integers(0, 9))
+# requests that come one by one are admitted against a small reserve, so that memory runs out later
+trickle = st.builds(lambda submit, run: [submit, run], submits, runs)
+others = st.one_of(submits, aborts, runs, st.builds(Flush)).map(lambda step: [step])
 steps: st.SearchStrategy[list[Step]] = st.builds(
-    lambda burst, rest: [*burst, *rest],
-    st.lists(submits, min_size=1, max_size=12),
-    st.lists(st.one_of(submits, submits, runs, runs, aborts, st.builds(Flush)), max_size=20),
+    lambda burst, rest: [*burst, *(step for some in rest for step in some)],
+    st.lists(submits, min_size=1, max_size=6),
+    st.lists(st.one_of(trickle, trickle, others), max_size=16),
 )
 
 
@@ -81,7 +86,7 @@ steps: st.SearchStrategy[list[Step]] = st.builds(
 def settings(draw: st.DrawFn) -> dict[str, object]:
     """Settings of a scheduler whose pool holds a fraction of what the workload wants at once."""
     page = draw(st.sampled_from([1, 4, 16, 64]))
-    # the longest request has 104 + 30 tokens: the smallest pools hold little more than one
+    # the longest request has 104 + 45 tokens: the smallest pools hold little more than one
     tokens = draw(st.sampled_from([192, 192, 256, 384]))
     return {
         "page_size": page,
@@ -119,7 +124,7 @@ def unpressed(requests: dict[str, Submit]) -> Rig:
         tokens=40_000,
         context_len=CONTEXT,
         vocab_size=VOCAB,
-        eos_every=31,
+        eos_every=EOS_EVERY,
         events=False,
         disable_radix_cache=True,
         chunked_prefill_size=-1,
@@ -140,3 +145,29 @@ def most_turns(requests: dict[str, Submit], retractions: int) -> int:
     """
     useful = sum(len(step.ids) + step.max_new + 3 for step in requests.values())
     return useful + retractions * (CONTEXT + 2)
+
+
+def crowd(seed: int, size: int = 20) -> list[Step]:
+    """Many long answers that arrive a few steps apart: admission trusts the small reserve, memory runs out."""
+    rng = random.Random(seed)
+    todo: list[Step] = []
+    for _ in range(size):
+        todo.append(
+            Submit(
+                head=rng.randrange(2),
+                shared=rng.choice((0, 0, 8, 40)),
+                tail=rng.randrange(1, 16) if rng.random() < 0.8 else rng.randrange(40, 70),
+                seed=rng.randrange(50),
+                max_new=rng.randrange(25, 46),
+                stream=rng.random() < 0.5,
+                logprob=rng.random() < 0.3,
+                ignore_eos=rng.random() < 0.1,
+                stop=rng.choice(((), (), (), ("xy", "zab"))),
+                stop_ids=(),
+                extra_key=rng.choice((None, None, "a")),
+            )
+        )
+        todo.append(Run(rng.randrange(1, 14)))
+        if rng.random() < 0.25:
+            todo.append(Abort(rng.randrange(6)))
+    return todo

@@ -1,4 +1,4 @@
-"""One server for all tests that do not change it."""
+"""One server for all tests: each gets it with a fresh manager and default settings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from serving_tools import Served, served
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Served]:
-    with served() as running:
-        yield running
+def running() -> Iterator[Served]:
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Served) -> Iterator[Served]:
+    yield running
+    running.reset()

@@ -128,7 +128,9 @@ class ScriptedManager:
             await asyncio.sleep(0.005)
 
     def _rows(self, obj: GenerateReqInput) -> list[dict[str, Any]]:
-        prompts = [obj.text or obj.input_ids] if obj.is_single else list(obj.text or obj.input_ids or [])
+        prompts: list[Any] = (
+            [obj.text or obj.input_ids] if obj.is_single else [*(obj.text or obj.input_ids or [])]
+        )
         params = obj.sampling_params
         listed = params if isinstance(params, list) else [params] * len(prompts)
         for each in listed:
@@ -259,6 +261,15 @@ class Served:
         """Run a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
 
+    def reset(self) -> None:
+        """A fresh manager and default settings; what still ends is let end first."""
+        self.call(asyncio.sleep(0.001))
+        self.manager.__init__()  # type: ignore[misc]
+        self.status.state, self.status.message = ServerState.UP, ""
+        self.context.health_generation = True
+        self.context.default_include_usage = self.context.enable_cache_report = False
+        self.context.trace.on = True
+
     def close(self, grace: float = 0.0) -> None:
         self.http.close()
         self.call(self.handle.stop(grace))
@@ -274,9 +285,10 @@ class Served:
         until(lambda: len(self.manager.sent) >= count)
         return list(self.manager.sent)
 
-    def kinds(self, rid: str) -> list[str]:
-        """The kinds of the events about `rid`, in order."""
-        return [event.kind for event in self.sink.snapshot() if getattr(event.body, "rid", None) == rid]
+    @property
+    def params(self) -> Any:
+        """The sampling parameters of the latest request."""
+        return self.manager.requests[-1].sampling_params
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: chunk sequences, whole answers, usage and parameters, also by the openai client."""
+"""POST /v1/chat/completions: chunk sequences, whole answers, usage, parameters; also by the openai client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_tools import EOS, MODEL, WORDS, ScriptedManager, Served, chat, served
+from serving_tools import EOS, MODEL, WORDS, Served, chat, served
 
 ANSWER = "".join(WORDS)
 PROMPT = "user:hi\nassistant:"
@@ -103,7 +103,7 @@ def test_role_comes_even_without_text(server: Served) -> None:
     out = stream(server, max_tokens=0)
     assert [chunk["choices"][0]["delta"] for chunk in out[:-1]] == [{"role": "assistant", "content": ""}, {}]
     assert out[-2]["choices"][0]["finish_reason"] == "length"
-    assert server.manager.requests[-1].sampling_params.max_new_tokens == 0
+    assert server.params.max_new_tokens == 0
 
 
 def test_continuous_usage(server: Served) -> None:
@@ -111,13 +111,13 @@ def test_continuous_usage(server: Served) -> None:
     assert [chunk["usage"]["completion_tokens"] for chunk in out[:-1]] == [1, 1, 2, 2, 2]
 
 
-def test_usage_by_default_of_the_server_and_cache_report() -> None:
-    with served(default_include_usage=True, enable_cache_report=True) as server:
-        out = stream(server, n=2)
-        assert out[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
-        assert whole(server, n=2)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
-        off = stream(server, stream_options={"include_usage": False})
-        assert all(chunk["choices"] for chunk in off[:-1])
+def test_usage_by_default_of_the_server_and_cache_report(server: Served) -> None:
+    server.context.default_include_usage = server.context.enable_cache_report = True
+    out = stream(server, n=2)
+    assert out[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert whole(server, n=2)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    off = stream(server, stream_options={"include_usage": False})
+    assert all(chunk["choices"] for chunk in off[:-1])
 
 
 def test_stop_string(server: Served) -> None:
@@ -130,10 +130,10 @@ def test_stop_string(server: Served) -> None:
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 4, 9])
-def test_streamed_logprobs_equal_whole_ones(tokens_per_step: int) -> None:
-    with served(manager=ScriptedManager(tokens_per_step=tokens_per_step)) as server:
-        expected = whole(server, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
-        out = stream(server, logprobs=True, top_logprobs=2)
+def test_streamed_logprobs_equal_whole_ones(server: Served, tokens_per_step: int) -> None:
+    server.manager.tokens_per_step = tokens_per_step
+    expected = whole(server, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    out = stream(server, logprobs=True, top_logprobs=2)
     pieces = [chunk["choices"][0]["logprobs"] for chunk in out[:-1]]
     assert [entry for piece in pieces if piece for entry in piece["content"]] == expected
     assert len(expected) == len(WORDS) + 1
@@ -197,7 +197,7 @@ def test_parameters_reach_the_engine(server: Served) -> None:
     body = chat(**sampling, stop=["x", "y"], stop_token_ids=[7, 8], seed=11, min_tokens=1, max_tokens=9)
     assert server.http.post(URL, json={**body, "extra_key": "k", "cache_salt": "s", "user": "u"}).is_success
     obj = server.manager.requests[-1]
-    params = obj.sampling_params
+    params = server.params
     assert {name: getattr(params, name) for name in sampling} == sampling
     assert (params.stop, params.stop_token_ids, params.sampling_seed) == (("x", "y"), (7, 8), 11)
     assert (params.min_new_tokens, params.max_new_tokens) == (1, 9)
@@ -217,19 +217,19 @@ def test_parameters_reach_the_engine(server: Served) -> None:
 )
 def test_limits(server: Served, fields: dict[str, Any], limit: int | None) -> None:
     whole(server, **fields)
-    assert server.manager.requests[-1].sampling_params.max_new_tokens == limit
+    assert server.params.max_new_tokens == limit
 
 
 def test_null_means_absent_and_the_models_defaults_apply() -> None:
     names = ("temperature", "top_p", "top_k", "n", "stop", "seed", "stream", "logit_bias", "stream_options")
     with served(default_sampling={"temperature": 0.2, "top_k": 20}) as server:
         whole(server, **dict.fromkeys(names))
-        nulls = server.manager.requests[-1].sampling_params
+        nulls = server.params
         whole(server)
-        assert server.manager.requests[-1].sampling_params == nulls
+        assert server.params == nulls
         assert (nulls.temperature, nulls.top_p, nulls.top_k) == (0.2, 1.0, 20)
         whole(server, temperature=0.9)
-        assert server.manager.requests[-1].sampling_params.temperature == 0.9
+        assert server.params.temperature == 0.9
 
 
 def test_openai_client(server: Served) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from serving_tools import EOS, MODEL, WORDS, ScriptedManager, Served, served, text
+from serving_tools import EOS, MODEL, WORDS, Served, text
 from test_chat_endpoint import events
 
 URL = "/v1/completions"
@@ -25,7 +25,7 @@ def test_whole_answer_and_default_limit(server: Served) -> None:
     assert body["choices"] == [
         {"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "stop", "matched_stop": EOS}
     ]
-    assert server.manager.requests[-1].sampling_params.max_new_tokens == 16
+    assert server.params.max_new_tokens == 16
 
 
 def test_exact_chunks(server: Served) -> None:
@@ -86,10 +86,10 @@ def test_echo_of_the_prompt_alone(server: Served) -> None:
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
-def test_streamed_logprobs_equal_whole_ones(tokens_per_step: int) -> None:
-    with served(manager=ScriptedManager(tokens_per_step=tokens_per_step)) as server:
-        expected = whole(server, logprobs=2)["choices"][0]["logprobs"]
-        out = events(server.http.post(URL, json=text(logprobs=2, stream=True)))
+def test_streamed_logprobs_equal_whole_ones(server: Served, tokens_per_step: int) -> None:
+    server.manager.tokens_per_step = tokens_per_step
+    expected = whole(server, logprobs=2)["choices"][0]["logprobs"]
+    out = events(server.http.post(URL, json=text(logprobs=2, stream=True)))
     joined: dict[str, list[Any]] = {name: [] for name in expected}
     for chunk in out[:-1]:
         for name, values in (chunk["choices"][0]["logprobs"] or {}).items():

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from serving_tools import CONTEXT, MODEL, VOCAB, ScriptedManager, Served, error_of, served
+from serving_tools import CONTEXT, MODEL, VOCAB, Served, error_of
 
-from sgviz.serving import ServerState, ServerStatus
+from sgviz.serving import ServerState
 
 HEALTH = ("/health", "/health_generate", "/ready", "/ping")
 
 
 @pytest.mark.parametrize("path", HEALTH)
-def test_health_follows_the_status(path: str) -> None:
-    status = ServerStatus(ServerState.STARTING)
-    with served(status=status) as server:
-        codes = []
-        for state in ServerState:
-            status.state = state
-            codes.append(server.http.get(path).status_code)
-        assert codes == [503, 200, 503, 503]
-        status.message = "the scheduler died"
-        assert "the scheduler died" in error_of(server.http.get(path))["message"]
+def test_health_follows_the_status(server: Served, path: str) -> None:
+    codes = []
+    for state in ServerState:
+        server.status.state = state
+        codes.append(server.http.get(path).status_code)
+    assert codes == [503, 200, 503, 503]
+    server.status.message = "the scheduler died"
+    assert "the scheduler died" in error_of(server.http.get(path))["message"]
 
 
-def test_probes_that_fail() -> None:
-    with served(manager=ScriptedManager(healthy=False)) as server:
-        assert [server.http.get(path).status_code for path in HEALTH] == [503, 503, 200, 200]
-    with served(manager=ScriptedManager(healthy=False), health_generation=False) as server:
-        assert [server.http.get(path).status_code for path in HEALTH] == [200, 503, 200, 200]
+def test_probes_that_fail(server: Served) -> None:
+    server.manager.healthy = False
+    assert [server.http.get(path).status_code for path in HEALTH] == [503, 503, 200, 200]
+    server.context.health_generation = False
+    assert [server.http.get(path).status_code for path in HEALTH] == [200, 503, 200, 200]
 
 
 def test_facts(server: Served) -> None:
@@ -46,21 +44,20 @@ def test_facts(server: Served) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_flush_cache(method: str) -> None:
-    with served(manager=ScriptedManager(busy=2)) as server:
-        assert "1 requests hold memory" in error_of(server.http.request(method, "/flush_cache"))["message"]
-        server.manager.busy = 3
-        response = server.http.request(method, "/flush_cache?timeout=5")
-        assert response.status_code == 200 and "flushed" in response.text
-        for bad in ("x", "-1", "nan", "1e9"):
-            assert error_of(server.http.request(method, f"/flush_cache?timeout={bad}"))["code"] == 400
+def test_flush_cache(server: Served, method: str) -> None:
+    server.manager.busy = 2
+    assert "1 requests hold memory" in error_of(server.http.request(method, "/flush_cache"))["message"]
+    server.manager.busy = 3
+    response = server.http.request(method, "/flush_cache?timeout=5")
+    assert response.status_code == 200 and "flushed" in response.text
+    for bad in ("x", "-1", "nan", "1e9"):
+        assert error_of(server.http.request(method, f"/flush_cache?timeout={bad}"))["code"] == 400
 
 
-def test_abort_request() -> None:
-    with served() as server:
-        for body in ({"rid": "x"}, {"rid": "x"}, {"abort_all": True, "rid": None}):
-            assert server.http.post("/abort_request", json=body).status_code == 200
-        assert server.manager.aborts == [("x", False), ("x", False), ("", True)]
+def test_abort_request(server: Served) -> None:
+    for body in ({"rid": "x"}, {"rid": "x"}, {"abort_all": True, "rid": None}):
+        assert server.http.post("/abort_request", json=body).status_code == 200
+    assert server.manager.aborts == [("x", False), ("x", False), ("", True)]
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])

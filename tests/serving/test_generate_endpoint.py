@@ -81,9 +81,9 @@ def test_defaults_and_fields(server: Served) -> None:
         image_data=None,
     )
     obj = server.manager.requests[-1]
-    assert obj.sampling_params.max_new_tokens == 128 and obj.extra_key == "k" and not obj.log_metrics
+    assert server.params.max_new_tokens == 128 and obj.extra_key == "k" and not obj.log_metrics
     whole(server, text="hi", sampling_params={"top_k": 10**30, "sampling_seed": 3, "stop": ["q"]})
-    params = server.manager.requests[-1].sampling_params
+    params = server.params
     assert (params.top_k, params.sampling_seed, params.stop) == (1 << 30, 3, ("q",))
 
 

@@ -18,24 +18,29 @@ from test_chat_endpoint import events
 
 from sgviz.errors import StartupError
 from sgviz.serving import ServerHandle, ServerState
+from sgviz.serving.server import check_address
 
 
 def test_a_taken_port_is_refused_at_once() -> None:
-    with served() as server, pytest.raises(StartupError, match=str(server.handle.port)):
-        server.call(ServerHandle.start(FastAPI(), port=server.handle.port))
+    with served() as server:
+        with pytest.raises(StartupError, match=str(server.handle.port)):
+            server.call(ServerHandle.start(FastAPI(), port=server.handle.port))
+        with pytest.raises(StartupError, match=str(server.handle.port)):
+            check_address("127.0.0.1", server.handle.port)
+    check_address("127.0.0.1", server.handle.port)
 
 
 def test_a_foreign_host_is_refused() -> None:
-    with pytest.raises(StartupError, match="192.0.2.1"):
+    with pytest.raises(StartupError, match=r"192\.0\.2\.1"):
         asyncio.run(ServerHandle.start(FastAPI(), host="192.0.2.1"))
-    with pytest.raises(StartupError, match="no.such.host.invalid"):
+    with pytest.raises(StartupError, match=r"no\.such\.host\.invalid"):
         asyncio.run(ServerHandle.start(FastAPI(), host="no.such.host.invalid"))
 
 
 def test_an_app_that_fails_at_its_start_leaves_nothing() -> None:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        raise RuntimeError("no")
+        app.state.missing.open()
         yield
 
     with socket.socket() as probe:

@@ -6,11 +6,11 @@ from typing import Any
 
 import openai
 import pytest
-from serving_tools import MODEL, ScriptedManager, Served, chat, error_of, served, text
+from serving_tools import MODEL, Served, chat, error_of, text
 from test_chat_endpoint import events
 
 from sgviz.errors import Unavailable
-from sgviz.serving import ServerState, ServerStatus
+from sgviz.serving import ServerState
 from sgviz.serving.later import TABLE, On
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -74,6 +74,8 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, chat(top_logprobs=2), "top_logprobs"),
     (CHAT, chat(continue_final_message=True), "continue_final_message"),
     (CHAT, chat(chat_template_kwargs=[1]), "chat_template_kwargs"),
+    (CHAT, chat(chat_template_kwargs={"tools": [1]}), "chat_template_kwargs.tools"),
+    (CHAT, chat(chat_template_kwargs={"chat_template": "x"}), "chat_template_kwargs.chat_template"),
     (CHAT, chat(rid=["a"]), "rid"),
     (CHAT, chat(**say("x" * 100)), None),
     (TEXT, {"model": MODEL}, "prompt"),
@@ -182,8 +184,8 @@ def test_later_sampling_parameters(server: Served, line: Any) -> None:
     "fields",
     [
         {"tools": []}, {"tool_choice": "none"}, {"tool_choice": "auto"}, {"modalities": ["text"]},
-        {"response_format": {"type": "text"}}, {"lora_path": ""}, {"return_hidden_states": False}, {"store": True},
-        {"metadata": {"a": "b"}, "service_tier": "auto", "no_such_field": [1]}, {"routed_dp_rank": 0},
+        {"response_format": {"type": "text"}}, {"lora_path": ""}, {"return_hidden_states": False},
+        {"metadata": {"a": "b"}, "store": True, "unknown": [1]}, {"routed_dp_rank": 0},
     ],
 )  # fmt: skip
 def test_values_that_change_nothing_pass(server: Served, fields: dict[str, Any]) -> None:
@@ -220,13 +222,16 @@ def test_openai_client_sees_its_own_exceptions(server: Served) -> None:
         client.completions.create(model="x", prompt="a")
 
 
+GENERATING: list[tuple[str, dict[str, Any]]] = [(CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("state", [ServerState.STARTING, ServerState.STOPPING, ServerState.UNHEALTHY])
-def test_not_up_is_503(state: ServerState, streamed: bool) -> None:
-    with served(status=ServerStatus(state, "because")) as server:
-        for path, body in ((CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})):
-            error = error_of(server.http.post(path, json={**body, "stream": streamed}))
-            assert error["code"] == 503 and state in error["message"] and "because" in error["message"]
+def test_not_up_is_503(server: Served, state: ServerState, streamed: bool) -> None:
+    server.status.state, server.status.message = state, "because"
+    for path, body in GENERATING:
+        error = error_of(server.http.post(path, json={**body, "stream": streamed}))
+        assert error["code"] == 503 and state in error["message"] and "because" in error["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -235,55 +240,53 @@ def test_not_up_is_503(state: ServerState, streamed: bool) -> None:
     [(Unavailable("the queue is full"), 503), (ValueError("odd"), 400), (RuntimeError("boom"), 500)],
 )
 def test_errors_before_the_first_output_keep_their_status(
-    failure: Exception, status: int, streamed: bool
+    server: Served, failure: Exception, status: int, streamed: bool
 ) -> None:
-    with served(manager=ScriptedManager(failure=failure)) as server:
-        for path, body in ((CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})):
-            error = error_of(server.http.post(path, json={**body, "stream": streamed}))
-            assert error["code"] == status and str(failure) in error["message"]
-        assert [code for _, code in server.ends(3)] == [status] * 3
+    server.manager.failure = failure
+    for path, body in GENERATING:
+        error = error_of(server.http.post(path, json={**body, "stream": streamed}))
+        assert error["code"] == status and str(failure) in error["message"]
+    assert [code for _, code in server.ends(3)] == [status] * 3
 
 
 FULL = {"type": "abort", "message": "gone wrong", "status_code": 503, "err_type": "ServiceUnavailableError"}
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (TEXT, text()), (GENERATE, {"text": "a"})])
-def test_an_abort_with_a_status_is_an_error(path: str, body: dict[str, Any]) -> None:
-    with served(manager=ScriptedManager(abort=FULL)) as server:
-        error = error_of(server.http.post(path, json=body))
-        assert error == {
-            "message": "gone wrong",
-            "type": "ServiceUnavailableError",
-            "param": None,
-            "code": 503,
-        }
-        out = events(server.http.post(path, json={**body, "stream": True}))
-        assert out[-1] == {"error": error}
-        assert "alpha" in str(out[:-1]) and "beta" not in str(out[:-1])
-        assert not any("error" in event for event in out[:-1])
-        assert [code for _, code in server.ends(2)] == [503, 503]
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+def test_an_abort_with_a_status_is_an_error(server: Served, path: str, body: dict[str, Any]) -> None:
+    server.manager.abort = FULL
+    error = error_of(server.http.post(path, json=body))
+    assert (error["message"], error["type"], error["code"]) == ("gone wrong", FULL["err_type"], 503)
+    out = events(server.http.post(path, json={**body, "stream": True}))
+    assert out[-1] == {"error": error}
+    assert "alpha" in str(out[:-1]) and "beta" not in str(out[:-1])
+    assert not any("error" in event for event in out[:-1])
+    assert [code for _, code in server.ends(2)] == [503, 503]
 
 
-def test_an_abort_before_any_output_has_its_status_when_streamed_too() -> None:
-    with served(manager=ScriptedManager(abort=FULL, abort_after=0)) as server:
-        assert error_of(server.http.post(CHAT, json=chat(stream=True)))["code"] == 503
+def test_an_abort_before_any_output_has_its_status_when_streamed_too(server: Served) -> None:
+    server.manager.abort, server.manager.abort_after = FULL, 0
+    assert error_of(server.http.post(CHAT, json=chat(stream=True)))["code"] == 503
 
 
-def test_the_openai_client_raises_at_an_error_in_the_stream() -> None:
-    with served(manager=ScriptedManager(abort=FULL)) as server:
-        stream = server.client().chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
-        )
-        with pytest.raises(openai.APIError, match="gone wrong"):
-            list(stream)
+def test_the_openai_client_raises_at_an_error_in_the_stream(server: Served) -> None:
+    server.manager.abort = FULL
+    messages: Any = [{"role": "user", "content": "hi"}]
+    stream = server.client().chat.completions.create(model=MODEL, messages=messages, stream=True)
+    with pytest.raises(openai.APIError, match="gone wrong"):
+        list(stream)
 
 
-def test_an_abort_without_a_status_is_a_normal_end() -> None:
-    reason = {"type": "abort", "message": "by the caller", "status_code": None, "err_type": None}
-    with served(manager=ScriptedManager(abort=reason)) as server:
-        body = server.http.post(CHAT, json=chat()).json()
-        assert body["choices"][0]["finish_reason"] == "abort"
-        assert body["choices"][0]["message"]["content"] == " alpha beta"
-        out = events(server.http.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True})))
-        assert out[-3]["choices"][0]["finish_reason"] == "abort"
-        assert out[-2]["usage"]["completion_tokens"] == 2 and out[-1] == "[DONE]"
+def test_an_abort_without_a_status_is_a_normal_end(server: Served) -> None:
+    server.manager.abort = {
+        "type": "abort",
+        "message": "by the caller",
+        "status_code": None,
+        "err_type": None,
+    }
+    body = server.http.post(CHAT, json=chat()).json()
+    assert body["choices"][0]["finish_reason"] == "abort"
+    assert body["choices"][0]["message"]["content"] == " alpha beta"
+    out = events(server.http.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True})))
+    assert out[-3]["choices"][0]["finish_reason"] == "abort"
+    assert out[-2]["usage"]["completion_tokens"] == 2 and out[-1] == "[DONE]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from serving_tools import WORDS, ScriptedManager, Served, chat, served, text, until
+from serving_tools import WORDS, Served, chat, text, until
 
 from sgviz.events.schema import ChunkSent, RequestConverted, RequestReceived
 
@@ -38,17 +38,18 @@ def test_received_ns_is_stamped_before_the_event(server: Served) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_every_rid_ends_once(streamed: bool) -> None:
-    with served() as server:
-        server.http.post("/v1/completions", json=text(rid="p", prompt=["a", "b"], stream=streamed))
-        assert sorted(server.ends(3)) == [("p", 200), ("p_0", 200), ("p_1", 200)]
-        server.http.post("/generate", json={"text": ["a", "b"], "rid": ["x", "y"], "stream": streamed})
-        assert server.kinds("x").count("request.received") == server.kinds("y").count("request.received") == 1
-        server.http.post("/v1/completions", json=text(rid="bad", temperature=-1, stream=streamed))
-        server.http.post("/v1/completions", json=text(rid="lost", model="other", stream=streamed))
-        ends = server.ends(9)
-        assert ("bad", 400) in ends and ("lost", 404) in ends and ("x", 200) in ends
-        assert len(ends) == 9 == len(dict(ends))
+def test_every_rid_ends_once(server: Served, streamed: bool) -> None:
+    server.http.post("/v1/completions", json=text(rid="p", prompt=["a", "b"], stream=streamed))
+    assert sorted(server.ends(3)) == [("p", 200), ("p_0", 200), ("p_1", 200)]
+    before = server.sink.total
+    server.http.post("/generate", json={"text": ["a", "b"], "rid": ["x", "y"], "stream": streamed})
+    received = [e.body for e in server.sink.snapshot()[before:] if e.kind == "request.received"]
+    assert [body.rid for body in received if isinstance(body, RequestReceived)] == ["x", "y"]
+    server.http.post("/v1/completions", json=text(rid="bad", temperature=-1, stream=streamed))
+    server.http.post("/v1/completions", json=text(rid="lost", model="other", stream=streamed))
+    ends = server.ends(9)
+    assert ("bad", 400) in ends and ("lost", 404) in ends and ("x", 200) in ends
+    assert len(ends) == 9 == len(dict(ends))
 
 
 def test_whole_answer_and_error_parts(server: Served) -> None:
@@ -58,8 +59,7 @@ def test_whole_answer_and_error_parts(server: Served) -> None:
     assert [b.part for b in bodies(server, "ev-4")[1:]] == ["error"]
 
 
-def test_nothing_is_emitted_when_off() -> None:
-    with served(manager=ScriptedManager()) as server:
-        server.context.trace.on = False
-        server.http.post("/v1/chat/completions", json=chat(rid="quiet", stream=True))
-        assert server.ends(1) == [("quiet", 200)] and server.sink.total == 0
+def test_nothing_is_emitted_when_off(server: Served) -> None:
+    server.context.trace.on = False
+    server.http.post("/v1/chat/completions", json=chat(rid="quiet", stream=True))
+    assert server.ends(1) == [("quiet", 200)] and bodies(server, "quiet") == []

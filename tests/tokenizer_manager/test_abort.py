@@ -246,24 +246,30 @@ async def _departed(stream: bool, n: int) -> None:
         assert {e.why for e in r.bodies(schema.RequestAborted)} == {"the client closed the connection"}
 
 
-def test_a_client_that_leaves_while_tokens_flow_is_noticed() -> None:
+@pytest.mark.parametrize("reader_s", [0.0, 0.01], ids=["quick reader", "slow reader"])
+def test_a_client_that_leaves_while_tokens_flow_is_noticed(reader_s: float) -> None:
+    """Also when there is always something to read, so that nobody ever waits."""
+
+    async def flow(r: Rig) -> None:
+        while "a" in r.engine.live:
+            r.engine.token("a", "x")
+            await asyncio.sleep(0.003)
+
+    async def read(r: Rig, client: Client) -> None:
+        obj = request(stream=True, max_new_tokens=50)
+        async for _ in r.manager.generate_request(obj, client.is_disconnected):
+            await asyncio.sleep(reader_s)
+
     async def body() -> None:
         async with rig() as r:
             r.engine.auto = False
             client = Client()
-            task = r.start(request(stream=True, max_new_tokens=50), client.is_disconnected)
+            reading = asyncio.create_task(read(r, client))
             await r.dispatched()
-
-            async def flow() -> None:
-                while "a" in r.engine.live:
-                    r.engine.token("a", "x")
-                    await asyncio.sleep(0.005)
-
-            flowing = asyncio.create_task(flow())
-            await asyncio.sleep(0.05)
+            flowing = asyncio.create_task(flow(r))
             client.gone = True
             with pytest.raises(ClientDisconnected):
-                await task
+                await asyncio.wait_for(reading, 2)
             await flowing
             await r.empty()
 

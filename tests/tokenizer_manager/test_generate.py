@@ -121,18 +121,19 @@ def test_a_forced_message_does_not_end_an_unstreamed_request() -> None:
     run(body())
 
 
-def test_the_same_rid_may_come_again_as_soon_as_the_answer_is_there() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_same_rid_may_come_again_as_soon_as_the_answer_is_there(n: int, stream: bool) -> None:
     async def body() -> None:
         async with rig() as r:
-            for n in (1, 2):
-                obj = GenerateReqInput(text="hi", rid="same", sampling_params=params(n=n), stream=True)
-                for _ in range(3):
-                    async for out in r.manager.generate_request(obj):
-                        assert isinstance(out, dict)
-                    assert "same" not in r.manager.rid_to_state
-            obj = GenerateReqInput(text="hi", rid="same", sampling_params=params())
-            async for _ in r.manager.generate_request(obj):
-                assert (await r.one(obj))["text"] == "abc"  # while the first iterator is still open
+            obj = GenerateReqInput(text="hi", rid="same", sampling_params=params(n=n), stream=stream)
+            ended = 0
+            async for item in r.manager.generate_request(obj):
+                outs = item if isinstance(item, list) else [item]
+                ended += sum(out["meta_info"]["finish_reason"] is not None for out in outs)
+                if ended == n:  # the first iterator is still open
+                    again: list[Any] = await r.all(obj)
+            assert len(again[0]) == n if n > 1 and not stream else again[-1]["text"] == "abc"
             await r.empty()
 
     run(body())

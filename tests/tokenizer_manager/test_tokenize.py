@@ -15,6 +15,7 @@ from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateRe
 from sgviz.messages.sampling import TOP_K_ALL
 from sgviz.tokenizer_manager.tokenize import Preparer
 
+UNBOUNDED_FROM_64 = params(max_new_tokens=None, min_new_tokens=64)
 PREPARER = Preparer(CODEC, LIMITS)
 
 

@@ -68,7 +68,7 @@ class Engine:
     """
 
     def __init__(self, context: zmq.Context[Any], ports: PortArgs) -> None:
-        self._inbox: AsyncReceiver[ToScheduler] = AsyncReceiver(
+        self.inbox: AsyncReceiver[ToScheduler] = AsyncReceiver(
             context, ports.scheduler_input_ipc_name, ToScheduler
         )
         self.outbox = Sender(context, ports.tokenizer_ipc_name)
@@ -81,7 +81,7 @@ class Engine:
 
     async def run(self) -> None:
         while True:
-            message = await self._inbox.recv()
+            message = await self.inbox.recv()
             self.received.append(message)
             self._react(message)
             async with self._news:
@@ -240,7 +240,7 @@ async def rig(limits: Limits = LIMITS) -> AsyncIterator[Rig]:
         await manager.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        engine._inbox.close()
+        engine.inbox.close()
         for socket in (sender, receiver, engine.outbox):
             socket.close()
         context.term()

@@ -17,6 +17,8 @@ from sgviz.viz.run_figure import run_figure, source_line
 from sgviz.viz.style import DARK, LIGHT, Theme, theme
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recording"))
+import itertools
+
 from synthetic import SyntheticRun
 
 
@@ -38,7 +40,7 @@ def assert_nothing_overlaps(figure: Figure) -> None:
     """Panels, their legends and titles do not cover each other, and legends cover no data."""
     figure.canvas.draw()
     axes = panels(figure)
-    for above, below in zip(axes, axes[1:]):
+    for above, below in itertools.pairwise(axes):
         assert above.get_window_extent().y0 >= below.get_window_extent().y1
     for ax in axes:
         legend = ax.get_legend()
@@ -47,7 +49,7 @@ def assert_nothing_overlaps(figure: Figure) -> None:
             assert box.x0 >= ax.get_window_extent().x1
             assert box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0
     labels = [label.get_window_extent() for label in axes[0].get_yticklabels()]
-    for upper, lower in zip(labels, labels[1:]):
+    for upper, lower in itertools.pairwise(labels):
         assert upper.y0 >= lower.y1 - 1
 
 
