@@ -202,7 +202,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"unknown setting {name!r}{suggest(name, homes)}")
             if value is not None:
                 groups[homes[name]][name] = value
-        return cls(**{group: _convert(cls, group, values) for group, values in groups.items()})
+        converted: dict[str, Any] = {group: _convert(cls, group, values) for group, values in groups.items()}
+        return cls(**converted)
 
 
 class _Homes(dict[str, str]):

@@ -11,9 +11,9 @@ import atexit
 import functools
 import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import httpx2
 import msgspec
@@ -32,6 +32,7 @@ from sgviz.serving.context import Keys, ModelFacts, ServingContext
 from sgviz.serving.sampling import native_sampling
 from sgviz.serving.server import ServerHandle
 
+T = TypeVar("T")
 Mode = Literal["threads", "processes"]
 Message = dict[str, Any]
 Output = dict[str, Any]
@@ -253,10 +254,10 @@ class Engine:
 
     # ------------------------------------------------------------------ inside
 
-    def _call(self, coroutine: Any) -> Any:
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.pipeline.loop.call(coroutine)
 
-    async def _in_engine(self, coroutine: Any) -> Any:
+    async def _in_engine(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run in the engine's loop, wherever the caller is."""
         if asyncio.get_running_loop() is self.pipeline.loop.loop:
             return await coroutine
@@ -269,7 +270,7 @@ class Engine:
             return output
         raise SgvizError("the engine gave no answer")
 
-    async def _pump(self, obj: GenerateReqInput, put: Any) -> None:
+    async def _pump(self, obj: GenerateReqInput, put: Callable[[Any], object]) -> None:
         try:
             async for output in self.pipeline.manager.generate_request(obj):
                 put(output)

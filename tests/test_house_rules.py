@@ -17,6 +17,7 @@ from sgviz.events import page, schema
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sgviz"
+LAYOUT = PACKAGE / "LAYOUT.md"
 READING_WING = ("recording", "viz")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -232,6 +233,35 @@ def test_a_page_out_of_date_is_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     assert page.main(["--check"]) == 0
     (tmp_path / "EVENTS.md").write_text("old", encoding="utf-8")
     assert page.main(["--check"]) == 1
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_the_layout_page_lists_every_module_and_no_other() -> None:
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", LAYOUT.read_text(encoding="utf-8"), re.MULTILINE)
+    modules = {
+        path.relative_to(PACKAGE).as_posix() for path in sources("sgviz") if path.name != "__init__.py"
+    }
+    assert len(listed) == len(set(listed))
+    assert set(listed) ^ modules == set()
+
+
+def test_the_layout_page_names_what_exists() -> None:
+    """Each `module.py` `Class.method` of the table of SGLang's names can be found there."""
+    pairs = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", LAYOUT.read_text(encoding="utf-8"))
+    assert len(pairs) > 40
+    missing = [f"{file} {name}" for file, name in pairs if not defines(PACKAGE / file, name.split("."))]
+    assert missing == []
+
+
+def defines(path: Path, names: list[str]) -> bool:
+    scope: ast.AST | None = ast.parse(path.read_text()) if path.exists() else None
+    for name in names:
+        inside = ast.iter_child_nodes(scope) if scope is not None else ()
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        scope = next((node for node in inside if isinstance(node, kinds) and node.name == name), None)
+    return scope is not None
 
 
 # ---------------------------------------------------------------- what people are told is what CI does

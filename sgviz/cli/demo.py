@@ -153,7 +153,7 @@ def _as_json(reply: str, rid: str, recording: Recording, out: Path) -> dict[str,
         "rid": rid,
         "types": types,
         "stages": stages,
-        "e2e_ms": sum(stage["duration_ms"] for stage in stages),  # type: ignore[misc]
+        "e2e_ms": sum(stage["duration_ms"] for stage in stages),
         "iterations": json.loads(recording.iterations.to_json(orient="records")),
         "dropped_events": recording.dropped,
         "recording": str(out / RECORDING),

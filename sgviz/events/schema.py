@@ -433,7 +433,7 @@ class TextEmitted(Body, frozen=True, tag="text.emitted"):
     finished: tuple[bool, ...]
 
 
-AnyBody = Union[
+AnyBody = Union[  # noqa: UP007
     ProcessStarted, EngineConfigured, TraceDropped, RequestReceived, RequestConverted, ChunkSent,
     ResponseFinished, RequestTokenized, RequestDispatched, OutputReceived, RequestFinished,
     RequestAborted, QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused, ScanStopped,

@@ -155,7 +155,7 @@ class Pipeline:
             sink=self.ring,
             policy=self._policy,
         )
-        children = []
+        children: list[ChildThread] = []
         self._exit.callback(self._end_threads, children)
         for component in CHILDREN:
             children.append(ChildThread(component, context))

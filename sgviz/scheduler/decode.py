@@ -38,10 +38,8 @@ class DecodePlanner:
             state.ratio.decay()
         elif state.pending_results and any(req.inflight and _ends_next(req) for req in state.live.values()):
             return None  # memory comes with the result that is under way
-        else:
-            self._retract(batch)
-            if batch.is_empty:
-                return None
+        elif not self._retract(batch):
+            return None
         batch.prepare_for_decode(state.cache, state.take_bid())
         return batch
 
@@ -66,7 +64,8 @@ class DecodePlanner:
     def _need(self, reqs: Sequence[Req]) -> int:
         return self._state.cache.extend_need(reqs, [req.kv.allocated + 1 for req in reqs])
 
-    def _retract(self, batch: ScheduleBatch) -> None:
+    def _retract(self, batch: ScheduleBatch) -> bool:
+        """Shrink the batch until it fits; says whether anything is left of it."""
         state = self._state
         order = sorted(batch.reqs, key=lambda req: (-len(req.output_ids), len(req.origin_input_ids)))
         victims: list[tuple[Req, int, int]] = []
@@ -88,6 +87,7 @@ class DecodePlanner:
         state.cache.ensure(RETRACT_DECODE_STEPS * len(order))
         if not self._fits(batch.reqs):
             self._abort_last(batch)
+        return bool(batch.reqs)
 
     def _next_victim(self, order: list[Req]) -> Req | None:
         """The last in `order`, which loses it; when only one is left there, the prompt that is being cut."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sgviz.batch.req import Req
 from sgviz.events import schema
-from sgviz.messages import AbortReq, FinishReason
+from sgviz.messages import AbortReq, FinishReason, HealthCheckOutput
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.state import SchedulerState
 
@@ -19,7 +19,7 @@ from sgviz.scheduler.state import SchedulerState
 class ToTokenizerManager(Protocol):
     """Where control replies go."""
 
-    def send(self, message: AbortReq) -> None: ...
+    def send(self, message: AbortReq | HealthCheckOutput) -> None: ...
 
 
 class RequestEnder:

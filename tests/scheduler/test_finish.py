@@ -1,0 +1,153 @@
+"""When a request ends, and with which reason."""
+
+from __future__ import annotations
+
+import pytest
+from rig import Rig
+
+from sgviz.batch.req import Req
+from sgviz.messages import FinishReason, SamplingParams
+from sgviz.scheduler.finish import finish_reason, tail_may_become_stop
+from sgviz.scheduler.state import Limits
+
+PIECES = {10: "a", 11: "b", 12: "ab", 13: "E", 14: "N", 15: "D", 16: "xEN", 17: "DE", 18: "é", 19: " "}
+EOS = 2
+
+
+def text(ids: list[int]) -> str:
+    return "".join(PIECES.get(token, ".") for token in ids)
+
+
+def limits() -> Limits:
+    return Rig(vocab_size=97).state.limits
+
+
+def ending(ids: list[int], *, most: int = 100, abort: bool = False, **params: object) -> FinishReason | None:
+    """The reason after the last of `ids` was appended."""
+    req = make(ids, most=most, **params)
+    if abort:
+        req.to_finish = FinishReason(type="abort", message="gone")
+    return finish_reason(req, limits(), text)
+
+
+def make(ids: list[int], *, most: int = 100, **params: object) -> Req:
+    sampling = SamplingParams(max_new_tokens=most, **params).normalize(len)
+    return Req(rid="r", origin_input_ids=[1], sampling_params=sampling, max_new_tokens=most, output_ids=ids)
+
+
+class TestOrder:
+    """Everything at once: the rules are taken away one by one, and the next one speaks."""
+
+    ids = (10, EOS)
+
+    def test_an_abort_goes_before_all(self) -> None:
+        reason = ending([10, 500], most=2, abort=True, stop="a", stop_token_ids=(EOS,))
+        assert reason == FinishReason(type="abort", message="gone")
+
+    @pytest.mark.parametrize("token", [97, -1, 10**6])
+    def test_then_a_token_outside_the_vocabulary(self, token: int) -> None:
+        reason = ending([10, token], most=2, stop="a")
+        assert reason is not None and (reason.type, reason.status_code) == ("abort", 500)
+        assert str(token) in reason.message and "97" in reason.message
+
+    def test_then_a_stop_string(self) -> None:
+        assert ending([10, EOS], most=2, stop="a", stop_token_ids=(EOS,)) == FinishReason(
+            type="stop", matched="a"
+        )
+
+    def test_then_a_stop_token(self) -> None:
+        assert ending([10, 11], most=2, stop_token_ids=(11,)) == FinishReason(type="stop", matched=11)
+
+    def test_then_the_end_of_sequence(self) -> None:
+        assert ending([10, EOS], most=2) == FinishReason(type="stop", matched=EOS)
+
+    def test_then_the_length(self) -> None:
+        assert ending([10, 11], most=2) == FinishReason(type="length", length=2)
+
+    def test_else_it_goes_on(self) -> None:
+        assert ending([10, 11], most=3, stop="zz", stop_token_ids=(50,)) is None
+
+
+class TestIgnoreEos:
+    def test_it_ignores_stop_token_ids_too(self) -> None:
+        assert ending([10, EOS], ignore_eos=True) is None
+        assert ending([10, 11], ignore_eos=True, stop_token_ids=(11,)) is None
+
+    def test_it_does_not_ignore_stop_strings_and_length(self) -> None:
+        assert ending([10], ignore_eos=True, stop="a") == FinishReason(type="stop", matched="a")
+        assert ending([10], ignore_eos=True, most=1) == FinishReason(type="length", length=1)
+
+
+class TestStopStrings:
+    def test_over_token_boundaries(self) -> None:
+        assert ending([13, 14], stop="END") is None
+        assert ending([13, 14, 15], stop="END") == FinishReason(type="stop", matched="END")
+
+    def test_in_the_middle_of_a_token(self) -> None:
+        assert ending([16, 17], stop="ND") == FinishReason(type="stop", matched="ND")
+
+    def test_the_one_that_stands_first_wins(self) -> None:
+        assert ending([12], stop=("b", "ab")) == FinishReason(type="stop", matched="ab")
+
+    def test_behind_a_long_answer(self) -> None:
+        """Only a tail is decoded; it is long enough for the longest stop string in one-byte tokens."""
+        assert ending([19] * 200 + [13, 14, 15], most=500, stop=("END", "é")) is not None
+        assert ending([13, 14, 15] + [19] * 200, most=500, stop=("END",)) is None
+
+    def test_a_stop_string_of_several_bytes(self) -> None:
+        assert ending([19, 18], stop="é") == FinishReason(type="stop", matched="é")
+
+
+class TestTail:
+    @pytest.mark.parametrize(
+        ("ids", "stop", "held"),
+        [
+            ([13], "END", True),
+            ([13, 14], "END", True),
+            ([16], "END", True),
+            ([13, 10], "END", False),
+            ([14], "END", False),
+            ([10], ("b", "ax"), True),
+            ([19, 11], ("ab",), False),
+            ([10], (), False),
+            ([13, 14, 15], "E", True),
+        ],
+    )
+    def test_whether_it_may_become_a_stop(self, ids: list[int], stop: object, held: bool) -> None:
+        if ids == [13, 14, 15]:
+            held = False  # a whole one-character stop has no proper beginning
+        assert tail_may_become_stop(make(ids, stop=stop), text) == held
+
+
+def test_the_whole_way_through_the_scheduler() -> None:
+    """One scheduler, one request for each ending."""
+
+    def rule(rid: str, index: int, _: int) -> int | None:
+        tokens = {"eos": [10, 11, EOS], "token": [10, 11], "string": [13, 14, 15], "broken": [10, 500]}
+        ids = tokens.get(rid, [10] * 50)
+        return ids[index] if index < len(ids) else 10
+
+    for overlap in (False, True):
+        rig = Rig(rule=rule, decode=text, disable_overlap_schedule=not overlap)
+        rig.submit([1], 9, rid="eos")
+        rig.submit([1, 2], 9, rid="token", stop_token_ids=(11,))
+        rig.submit([1, 3], 9, rid="string", stop="ND")
+        rig.submit([1, 4], 9, rid="length")
+        rig.submit([1, 5], 9, rid="broken")
+        rig.submit([1, 6], 0, rid="none")
+        rig.run()
+        rig.check_empty()
+        got = {rid: (len(answer.output_ids), answer.finish.matched) for rid, answer in rig.answers.items()}
+        assert got == {
+            "eos": (3, EOS),
+            "token": (2, 11),
+            "string": (3, "ND"),
+            "length": (9, None),
+            "broken": (2, None),
+            "none": (0, None),
+        }
+        assert {rid: answer.reason for rid, answer in rig.answers.items() if answer.reason != "stop"} == {
+            "length": "length",
+            "broken": "abort",
+            "none": "length",
+        }
