@@ -294,19 +294,24 @@ class BatchPlanned(Body, frozen=True, tag="batch.planned"):
 
 
 class BatchLaunched(Body, frozen=True, tag="batch.launched"):
-    """The batch was handed to the worker; the call did not wait."""
+    """The batch was handed to the worker; the call did not wait. `turn_ns`: when this turn of the loop began."""
 
     bid: int
     forward_pass_id: int
+    turn_ns: int = 0
 
 
 class BatchFinished(Body, frozen=True, tag="batch.finished"):
-    """The device ran the batch from `start_ns` to `end_ns` (host's monotonic clock) and its result is here."""
+    """The device ran the batch from `start_ns` to `end_ns` (host's monotonic clock) and its result is here.
+
+    The scheduler's thread waited for it from `wait_ns` until this event's own time.
+    """
 
     bid: int
     start_ns: int
     end_ns: int
     can_run_cuda_graph: bool
+    wait_ns: int = 0
 
 
 class TokensSampled(Body, frozen=True, tag="tokens.sampled"):

@@ -102,7 +102,9 @@ class DecodePlanner:
         state = self._state
         before = state.ratio.current
         after = state.ratio.after_retraction([(len(req.output_ids), req.max_new_tokens) for req in survivors])
-        log.warning("KV full: retracted %d requests, new_token_ratio %.3f -> %.3f", len(victims), before, after)
+        log.warning(
+            "KV full: retracted %d requests, new_token_ratio %.3f -> %.3f", len(victims), before, after
+        )
         now = state.clock.now()
         for req, need, have in victims:
             req.requeued_ns = now
@@ -136,7 +138,9 @@ class DecodePlanner:
                 f"request {req.rid} needs more KV memory than the pool of "
                 f"{self._state.cache.total} tokens has left ({self._state.cache.room()})"
             )
-            reason = FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
+            reason = FinishReason(
+                type="abort", message=message, status_code=500, err_type="InternalServerError"
+            )
             self._ender.drop(req, "retract", message, reason)
         batch.reqs = []
 

@@ -23,8 +23,8 @@ from sgviz.messages import (
     GetInternalStateReqOutput,
     HealthCheckOutput,
     ShutdownReq,
-    ToScheduler,
     TokenizedGenerateReqInput,
+    ToScheduler,
 )
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.state import SchedulerState
@@ -164,7 +164,7 @@ class Intake:
         else:
             why = (
                 f"cache not flushed: {len(state.waiting_queue)} requests wait and "
-                f"{len(state.running_batch) + (state.chunked_req is not None)} run"
+                f"{len(state.live) - len(state.waiting_queue)} run"
             )
             if state.trace.on:
                 state.trace.emit(schema.CacheFlushed(ok=False, why=why))
@@ -194,7 +194,7 @@ def internal_state(state: SchedulerState) -> dict[str, int | float]:
     """Queue lengths, memory and limits, under SGLang's names where it has one."""
     ledger = state.cache.ledger()
     return {
-        "num_running_reqs": len(state.running_batch),
+        "num_running_reqs": state.num_running,
         "num_waiting_reqs": len(state.waiting_queue),
         "num_chunked_reqs": int(state.chunked_req is not None),
         "num_live_reqs": len(state.live),

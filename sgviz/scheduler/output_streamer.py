@@ -85,7 +85,9 @@ def _append(out: BatchTokenIDOutput, req: Req) -> None:
     out.rids.append(req.rid)
     out.finished_reasons.append(req.finished_reason)
     out.output_ids.append(delta)
-    out.decode_ids.append(req.origin_input_ids[len(req.origin_input_ids) - context :] + delta if first else delta)
+    out.decode_ids.append(
+        req.origin_input_ids[len(req.origin_input_ids) - context :] + delta if first else delta
+    )
     out.read_offsets.append(context)
     out.prompt_tokens.append(len(req.origin_input_ids))
     out.completion_tokens.append(len(req.output_ids))

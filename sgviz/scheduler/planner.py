@@ -63,7 +63,9 @@ class Planner:
         if last is not None and last.forward_mode.is_extend:
             before = len(last)
             chunked = last.chunked_req
-            last.filter_batch(lambda req: not req.finished and req is not chunked and req is not state.chunked_req)
+            last.filter_batch(
+                lambda req: not req.finished and req is not chunked and req is not state.chunked_req
+            )
             if len(last) < before:
                 running.batch_is_full = False
             running.merge_batch(last)
@@ -103,7 +105,11 @@ class Planner:
         state = self._state
         mixed = len(state.running_batch) if self._mixes() else 0
         adder = PrefillAdder(
-            state.cache, state.limits, state.running_batch.reqs, state.ratio.current, mixed_decode_tokens=mixed
+            state.cache,
+            state.limits,
+            state.running_batch.reqs,
+            state.ratio.current,
+            mixed_decode_tokens=mixed,
         )
         stop: Reason | None = None
         if state.chunked_req is not None:
@@ -147,11 +153,12 @@ class Planner:
         now = state.clock.now()
         for req in adder.can_run_list:
             self._enter_forward(req, now)
-        batch = ScheduleBatch(state.cache.req_to_token_pool, list(adder.can_run_list), chunked_req=adder.new_chunked_req)
+        pool, chunked = state.cache.req_to_token_pool, adder.new_chunked_req
+        batch = ScheduleBatch(pool, list(adder.can_run_list), chunked_req=chunked)
         batch.prepare_for_extend(state.cache, state.take_bid())
         if self._mixes() and self._decode.can_ride_along():
             batch.mix_with_running(state.running_batch, state.cache)
-            state.running_batch = ScheduleBatch(state.cache.req_to_token_pool)
+            state.running_batch = ScheduleBatch(pool)
         return batch
 
     def _enter_forward(self, req: Req, now: int) -> None:
@@ -185,13 +192,16 @@ class Planner:
         have = 0 if reason is Reason.RUNNING_SLOTS else state.cache.req_to_token_pool.available_size()
         need = len(state.running_batch) + 1 if reason is Reason.RUNNING_SLOTS else 1
         holders = tuple((other.rid, 1) for other in state.running_batch.reqs[:8])
-        self._log.verdict(Refused(req, reason, need, limit if reason is Reason.RUNNING_SLOTS else have, holders))
+        self._log.verdict(
+            Refused(req, reason, need, limit if reason is Reason.RUNNING_SLOTS else have, holders)
+        )
         self._log.scan_stopped(req.rid, reason, len(state.waiting_queue) - 1)
 
     def _slot_reason(self) -> Reason:
         state = self._state
-        full = state.cache.req_to_token_pool.available_size() <= 0
-        return Reason.ROWS if full and len(state.running_batch) < state.limits.max_running_requests else Reason.RUNNING_SLOTS
+        full = len(state.running_batch) >= state.limits.max_running_requests
+        rows = state.cache.req_to_token_pool.available_size()
+        return Reason.RUNNING_SLOTS if full or rows > 0 else Reason.ROWS
 
     def _emit_planned(self, batch: ScheduleBatch) -> None:
         trace = self._state.trace

@@ -90,7 +90,8 @@ class PrefillAdder:
 
     def __post_init__(self) -> None:
         self.total_offset = self.mixed_decode_tokens + sum(
-            remaining_output(req) * (1.0 if req.sampling_params.ignore_eos else self.ratio) for req in self.running
+            remaining_output(req) * (1.0 if req.sampling_params.ignore_eos else self.ratio)
+            for req in self.running
         )
         self.current_offset = self.mixed_decode_tokens
         self.rem_input = self.limits.max_prefill_tokens - self.mixed_decode_tokens
@@ -129,8 +130,13 @@ class PrefillAdder:
 
     def add_one_req(self, req: Req, match: Match) -> Verdict:
         """Try a waiting request whose cached prefix is `match`; on success its prefix is locked."""
-        if self.limits.prefill_max_requests is not None and len(self.can_run_list) >= self.limits.prefill_max_requests:
-            return self._refuse(req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, self.limits.prefill_max_requests)
+        if (
+            self.limits.prefill_max_requests is not None
+            and len(self.can_run_list) >= self.limits.prefill_max_requests
+        ):
+            return self._refuse(
+                req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, self.limits.prefill_max_requests
+            )
         extend = req.seqlen - match.length
         need = extend + remaining_output(req) + self.limits.page_size
         with self.cache.held(match.node):
@@ -227,7 +233,10 @@ class PrefillAdder:
     def _holders(self, reason: Reason) -> Holders:
         """Who holds the scarce thing: KV tokens (held and promised) or this batch's budget."""
         if reason is Reason.KV:
-            held = [(req.rid, req.kv.allocated + remaining_output(req)) for req in (*self.running, *self.can_run_list)]
+            held = [
+                (req.rid, req.kv.allocated + remaining_output(req))
+                for req in (*self.running, *self.can_run_list)
+            ]
         else:
             held = [(req.rid, req.extend_len) for req in self.can_run_list]
         held.sort(key=lambda item: -item[1])

@@ -25,7 +25,9 @@ class ToTokenizerManager(Protocol):
 class RequestEnder:
     """Takes requests out of the scheduler before their time."""
 
-    def __init__(self, state: SchedulerState, streamer: OutputStreamer, to_tokenizer: ToTokenizerManager) -> None:
+    def __init__(
+        self, state: SchedulerState, streamer: OutputStreamer, to_tokenizer: ToTokenizerManager
+    ) -> None:
         self._state = state
         self._streamer = streamer
         self._to_tokenizer = to_tokenizer

@@ -23,17 +23,21 @@ class ResultProcessor:
     """Appends tokens, ends requests, returns memory, sends output."""
 
     def __init__(
-        self, state: SchedulerState, streamer: OutputStreamer, to_tokenizer: ToTokenizerManager, decode: Decode
+        self,
+        state: SchedulerState,
+        streamer: OutputStreamer,
+        to_tokenizer: ToTokenizerManager,
+        decode: Decode,
     ) -> None:
         self._state = state
         self._streamer = streamer
         self._to_tokenizer = to_tokenizer
         self._decode = decode
 
-    def process(self, launched: Launched, result: GenerationBatchResult) -> None:
-        """Put `result` into the requests of the launch it belongs to."""
+    def process(self, launched: Launched, result: GenerationBatchResult, wait_ns: int) -> None:
+        """Put `result`, waited for since `wait_ns`, into the requests of the launch it belongs to."""
         state, batch = self._state, launched.batch
-        self._emit_finished(result)
+        self._emit_finished(result, wait_ns)
         taken: list[Req] = []
         tokens: list[int] = []
         for i, req in enumerate(batch.reqs):
@@ -51,7 +55,7 @@ class ResultProcessor:
             self._settle(req, batch, i)
         ended = [req for req in batch.reqs if req.finished and not req.finished_output]
         self._emit_processed(batch.bid, taken, tokens, ended)
-        self._streamer.stream_output(batch.reqs if not batch.chunked_req else [r for r in batch.reqs if r is not batch.chunked_req])
+        self._streamer.stream_output([req for req in batch.reqs if req is not batch.chunked_req])
         self._answer_probes(state)
 
     def _append(self, req: Req, i: int, result: GenerationBatchResult) -> bool:
@@ -86,7 +90,7 @@ class ResultProcessor:
             self._to_tokenizer.send(HealthCheckOutput(rid=""))
         state.health_probes = 0
 
-    def _emit_finished(self, result: GenerationBatchResult) -> None:
+    def _emit_finished(self, result: GenerationBatchResult, wait_ns: int) -> None:
         trace = self._state.trace
         if trace.on:
             trace.emit(
@@ -95,6 +99,7 @@ class ResultProcessor:
                     start_ns=result.start_ns,
                     end_ns=result.end_ns,
                     can_run_cuda_graph=result.can_run_cuda_graph,
+                    wait_ns=wait_ns,
                 )
             )
 

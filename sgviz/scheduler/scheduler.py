@@ -1,7 +1,7 @@
 """The Scheduler: its components joined, and the five verbs that the loops are written in.
 
-Mirrors SGLang's Scheduler as of 0.5.x. Time, chance, sockets and the worker are injected. Imports: batch, cache, worker protocol,
-channel, messages, events; never torch.
+Mirrors SGLang's Scheduler as of 0.5.x. Time, chance, sockets and the worker are injected. Imports: batch,
+cache, worker protocol, channel, messages, events; never torch.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Scheduler:
         self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
         self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
         self._idle_told = False
+        self._turn_ns = 0
 
     def event_loop(self) -> Iterator[Stop]:
         """The loop that the settings choose."""
@@ -81,6 +82,7 @@ class Scheduler:
     def begin_turn(self) -> bool:
         """Count the turn and take in messages; False when the scheduler is to stop."""
         self.state.trace.iteration += 1
+        self._turn_ns = self.state.clock.now()
         self.intake.receive()
         return not self.intake.shutdown
 
@@ -100,14 +102,18 @@ class Scheduler:
         launch = self.worker.launch(batch)
         state.pending_results += 1
         if state.trace.on:
-            state.trace.emit(schema.BatchLaunched(bid=batch.bid, forward_pass_id=launch.forward_pass_id))
+            body = schema.BatchLaunched(
+                bid=batch.bid, forward_pass_id=launch.forward_pass_id, turn_ns=self._turn_ns
+            )
+            state.trace.emit(body)
         return Launched.of(batch, launch)
 
     def process(self, launched: Launched) -> None:
         """Wait for the result of a launch and put it into the requests."""
+        wait_ns = self.state.clock.now()
         result = launched.launch.result()
         self.state.pending_results -= 1
-        self._results.process(launched, result)
+        self._results.process(launched, result, wait_ns)
 
     def on_idle(self) -> None:
         """Nothing to run: check the books, forget the pressure, say so once."""

@@ -12,7 +12,6 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
 from sgviz.config import ScheduleConfig, ServeConfig
 from sgviz.errors import ConfigError
-from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.worker.protocol import WorkerInfo
@@ -119,6 +118,11 @@ class SchedulerState:
     def is_fully_idle(self) -> bool:
         """No request is alive. (A late forward of a finished one may still be under way; it holds nothing.)"""
         return not self.live
+
+    @property
+    def num_running(self) -> int:
+        """Requests past the queue whose prompt is not being cut: prefilled, decoding, or about to end."""
+        return len(self.live) - len(self.waiting_queue) - (self.chunked_req is not None)
 
     def take_bid(self) -> int:
         bid = self.next_bid
