@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +20,7 @@ from workload import (
     Run,
     Step,
     Submit,
+    crowd,
     most_turns,
     settings,
     steps,
@@ -26,7 +28,7 @@ from workload import (
     unpressed,
 )
 
-from sgviz.events.schema import RequestRetracted
+from sgviz.events.schema import AdmitRefused, RequestAborted, RequestRetracted, TreeEvicted
 from sgviz.messages import FlushCacheReqInput
 from sgviz.scheduler.stops import Stop
 
@@ -128,3 +130,36 @@ def test_every_answer_is_right_under_pressure(case: tuple[dict[str, object], lis
 @given(cases())
 def test_every_answer_is_right_under_pressure_long(case: tuple[dict[str, object], list[Step]]) -> None:
     check_case(case)
+
+
+@profile(max_examples=12, deadline=None, suppress_health_check=SLOW)
+@given(settings(), st.integers(0, 10**6))
+def test_every_answer_is_right_in_a_crowd(config: dict[str, object], seed: int) -> None:
+    check_case((config, crowd(seed)))
+
+
+@pytest.mark.long
+@profile(max_examples=1000, deadline=None, suppress_health_check=SLOW)
+@given(settings(), st.integers(0, 10**6))
+def test_every_answer_is_right_in_a_crowd_long(config: dict[str, object], seed: int) -> None:
+    check_case((config, crowd(seed, size=40)))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_crowd_presses(overlap: bool, page_size: int) -> None:
+    """The workloads above would prove little if memory never ran out."""
+    kinds: Counter[type] = Counter()
+    for seed in range(3):
+        config = {
+            "tokens": 192,
+            "page_size": page_size,
+            "schedule_conservativeness": 0.001,
+            "disable_overlap_schedule": not overlap,
+        }
+        run = press(config, crowd(seed))
+        run.rig.check_empty()
+        compare(run)
+        kinds.update(type(event.body) for event in run.rig.ring.snapshot())
+    assert kinds[RequestRetracted] >= 1 and kinds[TreeEvicted] >= 10
+    assert kinds[AdmitRefused] >= 10 and kinds[RequestAborted] >= 3
