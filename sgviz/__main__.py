@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(arguments)
         parser.print_help()
         return 0 if not arguments else 2
-    command = importlib.import_module(COMMANDS[arguments[0]][0])
     try:
+        command = importlib.import_module(
+            COMMANDS[arguments[0]][0]
+        )  # takes a second: Ctrl-C may come here too
         code: int = command.main(arguments[1:])
         return code
     except SgvizError as error:

@@ -8,7 +8,7 @@ Imports: errors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -50,9 +50,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     device: Annotated[
-        Literal["auto", "cpu", "cuda", "mock"],
+        Literal["auto", "cpu", "cuda", "mock", "sim:a100-80g", "sim:h100-sxm", "sim:h200", "sim:l4"],
         _meta(
-            "auto takes a GPU where there is one; mock computes tokens by rule and loads no model.", "ours"
+            "auto takes a GPU where there is one; mock computes tokens by rule and loads no model; sim:GPU takes "
+            "as long as that GPU would (see sim_model).",
+            "ours",
         ),
     ] = "auto"
     torch_threads: Annotated[
@@ -65,6 +67,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mock_step_ms: Annotated[
         float, _meta("Duration of one forward of the mock device in milliseconds.", "ours", ge=0.0)
     ] = 0.0
+
+
+class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The simulated device (device sim:...). Everything measured on it is simulated."""
+
+    sim_model: Annotated[
+        Literal[
+            "llama-3-8b",
+            "llama-3-70b",
+            "llama-2-7b",
+            "llama-2-70b",
+            "qwen2.5-7b",
+            "qwen2.5-0.5b",
+            "smollm2-135m",
+        ],
+        _meta("Model whose shape decides time and memory; the model path gives the tokenizer only.", "ours"),
+    ] = "llama-3-8b"
+    sim_tp: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        _meta("GPUs the simulated model is spread over; default: 4 for a 70B, else 1.", "ours"),
+    ] = None
+    sim_cost: Annotated[
+        str | None,
+        _meta("JSON file of costs fitted from a recording (FittedCost.save), in place of the roofline.", "ours"),
+    ] = None
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +118,12 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler may put into a batch, and in which order."""
 
     schedule_policy: Annotated[
-        str, _meta("Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random.", "SGLang")
+        str,
+        _meta(
+            "Order of the waiting queue: fcfs, lpm, dfs-weight, lof, random, or your own policy as "
+            "module:Class or file.py:Class.",
+            "SGLang; classes are ours",
+        ),
     ] = "fcfs"
     schedule_conservativeness: Annotated[
         float,
@@ -122,6 +154,13 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_mixed_chunk: Annotated[
         bool, _meta("Let decoding requests ride along with a prompt chunk.", "SGLang")
     ] = False
+    disable_consecutive_prefill_overlap: Annotated[
+        bool,
+        _meta(
+            "Overlap loop: process a prefill's result before the next prefill is launched (first tokens leave sooner).",
+            "SGLang: SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP",
+        ),
+    ] = False
     disable_overlap_schedule: Annotated[
         bool,
         _meta(
@@ -130,7 +169,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     watchdog_timeout: Annotated[
         float,
-        _meta("Seconds one forward may take before the scheduler is held to be stuck.", "SGLang", gt=0.0),
+        _meta("Seconds one turn of the scheduler (one forward) may take before it counts as stuck.", "SGLang", gt=0.0),
     ] = 300.0
 
 
@@ -154,6 +193,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     skip_server_warmup: Annotated[bool, _meta("Report ready without a first small generation.", "SGLang")] = (
         False
     )
+    startup_timeout: Annotated[
+        float, _meta("Seconds a component may take to load and get ready.", "ours", gt=0.0)
+    ] = 300.0
     shutdown_grace: Annotated[
         float, _meta("Seconds that running requests get to finish at a stop.", "ours", ge=0.0)
     ] = 30.0
@@ -171,6 +213,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All groups. Field names are unique over the groups, so a flat mapping names each setting."""
 
     model: ModelConfig = ModelConfig()
+    sim: SimConfig = SimConfig()
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
@@ -224,7 +267,16 @@ def _convert(cls: type[Settings], group: str, values: dict[str, object]) -> msgs
         try:
             msgspec.convert({name: value}, kind)
         except msgspec.ValidationError as error:
-            allowed = str(error).split(" - at")[0]
+            allowed = _choices(kind, name, value) or str(error).split(" - at")[0]
             raise ConfigError(f"setting {name} = {value!r}: {allowed}", param=name) from None
     converted: msgspec.Struct = msgspec.convert(values, kind)
     return converted
+
+
+def _choices(kind: type[msgspec.Struct], name: str, value: object) -> str:
+    """What a setting with a few named values takes, and the nearest; empty for all others."""
+    hint = get_type_hints(kind)[name]
+    if get_origin(hint) is not Literal:
+        return ""
+    texts = get_args(hint)
+    return f"it must be one of {', '.join(texts)}{suggest(str(value), texts)}"

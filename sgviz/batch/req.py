@@ -31,6 +31,7 @@ class Req:
         cached_tokens: prefix tokens found at first admission (not after a retraction).
         requeued_ns: when a retraction last put it back into the queue.
         inflight: launched forwards that will give it a token and are not processed.
+        tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
 
     rid: str
@@ -59,6 +60,7 @@ class Req:
     counted_cached: bool = False
     requeued_ns: int = 0
     inflight: int = 0
+    tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
     output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sgviz.cli.client import ChatClient, text_of
+from sgviz.cli.client import ChatClient, shown, text_of
 from sgviz.cli.logs import configure_logging
+from sgviz.cli.options import Parser
 from sgviz.config import DEFAULT_MODEL
 from sgviz.errors import SgvizError
 
@@ -19,6 +21,7 @@ HELP = "/reset starts over, /exit (or Ctrl-D) ends, /help says this; Ctrl-C stop
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     configure_logging("warning")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as orderly as Ctrl-C
     with _server(args) as url, ChatClient(url, args.api_key) as client:
         model = client.first_model()
         print(f"{model} at {url}. {HELP}")
@@ -27,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sgviz chat", description="Talk to a model in the terminal.")
+    parser = Parser(prog="sgviz chat", description="Talk to a model in the terminal.")
     parser.add_argument(
         "--url", help="a running server, e.g. http://127.0.0.1:30000; default: start an engine"
     )
@@ -92,7 +95,7 @@ def _answer(client: ChatClient, model: str, messages: list[dict[str, Any]], args
     try:
         for chunk in client.stream(body):
             text += text_of(chunk)
-            print(text_of(chunk), end="", flush=True)
+            print(shown(text_of(chunk)), end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except SgvizError as error:

@@ -63,6 +63,11 @@ def text_of(chunk: dict[str, Any]) -> str:
     return (choices[0]["delta"].get("content") or "") if choices else ""
 
 
+def shown(text: str) -> str:
+    """Text for a terminal: a model may say control characters, and a terminal would obey them."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
 def _check(status: int, body: str) -> None:
     if status == 200:
         return

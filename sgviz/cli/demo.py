@@ -1,33 +1,41 @@
 """`sgviz demo`: one chat request through the whole pipeline, and its journey on screen.
 
 Components run in processes of their own, the request is a streamed POST by an HTTP client, and every
-number shown comes from the recorded events. Imports: engine, recording, viz.
+number shown comes from the recorded events. The tables and the figure are made from the file that was
+written, so that they are what a reader of the file gets. Imports: engine, model.fetch, recording, viz.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from sgviz.cli.client import ChatClient, text_of
+from sgviz.cli.client import ChatClient, shown, text_of
 from sgviz.cli.logs import configure_logging
+from sgviz.cli.options import Parser
 from sgviz.config import DEFAULT_MODEL
 from sgviz.engine import Engine
 from sgviz.errors import SgvizError
-from sgviz.recording import Recording
+from sgviz.model.fetch import resolve_model
+from sgviz.recording import Recording, load
 from sgviz.viz.run_figure import run_figure
 from sgviz.viz.terminal import iterations_table, journey_table, stages_table
 
 DEFAULT_PROMPT = "What is the capital of France?"
 RECORDING, FIGURE = "run.sgv", "run.png"
 FIGURE_DPI = 150
+NS_PER_MS = 1e6
 LAST_KINDS = {"response.finished", "request.finished", "output.streamed", "text.emitted", "tokens.sampled"}
 SETTLE_S = 3.0  # the last events of other processes are at most this far behind the answer
 POLL_S = 0.02
@@ -38,13 +46,12 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     out = _folder(args.out)
     configure_logging("warning")
-    console = Console(stderr=args.json, width=None if sys.stdout.isatty() else WIDE)
-    with console.status(f"starting the pipeline with {args.model}") if sys.stderr.isatty() else _quiet():
-        engine = Engine(args.model, mode="processes", log_level="warning")
-    with engine:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as orderly as Ctrl-C
+    console = _console(to_stderr=args.json)
+    with _started(args.model) as engine:
         reply, rid = _ask(engine, args, console)
-        recording = _settled(engine.recording(), rid)
-    recording.save(out / RECORDING)
+        _settled(engine.recording(), rid).save(out / RECORDING)
+    recording = load(out / RECORDING)
     run_figure(recording).savefig(out / FIGURE, dpi=FIGURE_DPI)
     if args.json:
         print(json.dumps(_as_json(reply, rid, recording, out)))
@@ -54,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sgviz demo",
         description="Answer one chat request with a real pipeline and show its journey, type by type. "
         f"Writes {RECORDING} and {FIGURE}. The default model (98 MB) is fetched on first use.",
@@ -87,7 +94,23 @@ def _folder(path: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SgvizError(f"--out {path}: {error.strerror}; name a folder that can be written") from error
+    if not os.access(folder, os.W_OK):
+        raise SgvizError(f"--out {path}: nothing can be written there; name a folder that can be written")
     return folder
+
+
+def _console(*, to_stderr: bool) -> Console:
+    """As wide as the terminal; a file or pipe gets a fixed width."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else WIDE)
+
+
+def _started(model: str) -> Engine:
+    """A ready engine. The model is fetched before, so that its progress bar has the terminal to itself."""
+    resolve_model(model)
+    waiting = Console(stderr=True).status(f"starting the pipeline with {model}")
+    with waiting if sys.stderr.isatty() else contextlib.nullcontext():
+        return Engine(model, mode="processes", log_level="warning")
 
 
 def _ask(engine: Engine, args: argparse.Namespace, console: Console) -> tuple[str, str]:
@@ -102,13 +125,14 @@ def _ask(engine: Engine, args: argparse.Namespace, console: Console) -> tuple[st
     }
     console.print(f"[dim]POST {server.url}/v1/chat/completions[/dim]")
     console.print(f"[bold]user[/bold]       {args.prompt}", highlight=False)
-    console.print("[bold]assistant[/bold]  ", end="")
     reply, rid = "", ""
     with ChatClient(server.url) as client:
         for chunk in client.stream(body):
+            if not rid:
+                console.print("[bold]assistant[/bold]  ", end="")
             rid = chunk["id"]
             reply += text_of(chunk)
-            console.print(text_of(chunk), end="", markup=False, highlight=False)
+            console.out(shown(text_of(chunk)), end="", highlight=False)
     console.print("\n")
     return reply, rid
 
@@ -125,43 +149,34 @@ def _settled(recording: Recording, rid: str) -> Recording:
 
 
 def _show(console: Console, rid: str, recording: Recording, out: Path) -> None:
-    console.print(journey_table(recording.journey(rid)))
-    console.print(iterations_table(recording.iterations))
-    console.print(stages_table(recording.stages(rid)))
+    for table in (
+        journey_table(recording.journey(rid)),
+        iterations_table(recording.iterations),
+        stages_table(recording.stages(rid)),
+    ):
+        console.print(table, "")
     dropped = f", {recording.dropped} events dropped" if recording.dropped else ""
     console.print(f"{len(recording)} events{dropped}  ->  {out / RECORDING}, {out / FIGURE}")
 
 
 def _as_json(reply: str, rid: str, recording: Recording, out: Path) -> dict[str, Any]:
-    types = [
-        {
-            "type": step.type,
-            "component": step.component,
-            "pid": step.pid,
-            "t_ms": step.t_ms,
-            "holds": step.holds,
-        }
-        for step in recording.journey(rid)
-    ]
-    stages = [
-        {"name": stage.name, "start_ms": (stage.start_ns - recording.stages(rid)[0].start_ns) / 1e6,
-         "duration_ms": stage.duration_ns / 1e6}
-        for stage in recording.stages(rid)
-    ]  # fmt: skip
+    """The whole as one object; times in ms, `t_ms` and `start_ms` since the request arrived."""
+    stats = recording.time_stats(rid)
     return {
         "reply": reply,
         "rid": rid,
-        "types": types,
-        "stages": stages,
-        "e2e_ms": sum(stage["duration_ms"] for stage in stages),
+        "types": [asdict(step) for step in recording.journey(rid)],
+        "stages": [
+            {
+                "name": stage.name,
+                "start_ms": (stage.start_ns - stats.created) / NS_PER_MS,
+                "duration_ms": stage.duration_ns / NS_PER_MS,
+            }
+            for stage in recording.stages(rid)
+        ],
+        "e2e_ms": (stats.response_sent - stats.created) / NS_PER_MS,
         "iterations": json.loads(recording.iterations.to_json(orient="records")),
         "dropped_events": recording.dropped,
         "recording": str(out / RECORDING),
         "figure": str(out / FIGURE),
     }
-
-
-class _quiet:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...

@@ -22,6 +22,7 @@ from sgviz.messages import (
     BatchTokenIDOutput,
     ConfigureTraceReq,
     FinishReason,
+    GetInternalStateReqOutput,
     ShutdownReq,
     ToDetokenizer,
 )
@@ -97,12 +98,15 @@ class DetokenizerManager:
                 self.handle(message)
             yield Stop.PROCESSED
 
-    def handle(self, message: BatchTokenIDOutput | ConfigureTraceReq) -> None:
+    def handle(self, message: BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq) -> None:
         """Do what one message asks for."""
         if isinstance(message, ConfigureTraceReq):
             self._trace.on = message.on
-            return
-        self._sender.send(self.detokenize(message))
+        elif isinstance(message, GetInternalStateReqOutput):
+            message.state["num_detokenizer_reqs"] = len(self.decode_status)
+            self._sender.send(message)
+        else:
+            self._sender.send(self.detokenize(message))
 
     def detokenize(self, batch: BatchTokenIDOutput) -> BatchStrOutput:
         """The text of every request of `batch`, in its order; finished requests are forgotten."""

@@ -154,11 +154,15 @@ class RequestFinished(Body, frozen=True, tag="request.finished"):
 
 
 class RequestAborted(Body, frozen=True, tag="request.aborted"):
-    """A request is ended before its time. `where`: tokenizer, waiting, running, chunk, retract."""
+    """A request is ended before its time. `where`: tokenizer, intake, waiting, running, chunk, retract.
+
+    `reason`: the limit that it can never keep, if that is why.
+    """
 
     rid: str
     where: str
     why: str
+    reason: Reason | None = None
 
 
 # ---------------------------------------------------------------- scheduler: queue and admission
@@ -192,7 +196,7 @@ class QueueSorted(Body, frozen=True, tag="queue.sorted"):
 
 
 class PolicyFailed(Body, frozen=True, tag="policy.failed"):
-    """The policy raised, dropped or doubled a request (`fault`); the queue kept its order for this plan."""
+    """The policy raised, dropped or doubled a request (`fault`); this plan was made in order of arrival."""
 
     policy: str
     fault: str
@@ -239,6 +243,17 @@ class AdmitRefused(Body, frozen=True, tag="admit.refused"):
     need: int
     have: int
     holders: tuple[tuple[str, int], ...] = ()
+
+
+class AdmitRepeated(Body, frozen=True, tag="admit.repeated"):
+    """A refusal that was told before came `count` times more and is over now; `need`/`have` are its last numbers."""
+
+    rid: str
+    reason: Reason
+    count: int
+    need: int
+    have: int
+    last_ns: int
 
 
 class ScanStopped(Body, frozen=True, tag="scan.stopped"):
@@ -441,7 +456,8 @@ class TextEmitted(Body, frozen=True, tag="text.emitted"):
 AnyBody = Union[  # noqa: UP007
     ProcessStarted, EngineConfigured, TraceDropped, RequestReceived, RequestConverted, ChunkSent,
     ResponseFinished, RequestTokenized, RequestDispatched, OutputReceived, RequestFinished,
-    RequestAborted, QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused, ScanStopped,
+    RequestAborted, QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused, AdmitRepeated,
+    ScanStopped,
     ChunkCut, RequestRetracted, BatchPlanned, BatchLaunched, BatchFinished, TokensSampled,
     BatchProcessed, OutputStreamed, LoopIdle, CacheFlushed, RowTaken, RowReturned, PoolTaken,
     PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,

@@ -1,11 +1,13 @@
 """Entry of a child process: `python -m sgviz.launch.child FD`. Not for people; the parent speaks first.
 
 The boot message comes on standard input, which then stays open as a lifeline: when it closes, the parent
-is gone and the child leaves at once. `FD` is the writing end of the one-way ready pipe.
+is gone and the child leaves at once. `FD` is the writing end of a one-way pipe to the parent: first it
+says ready (or why not), and once more, if the component dies later, why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -14,18 +16,19 @@ import sys
 import threading
 import traceback
 from io import RawIOBase
-from typing import BinaryIO
+from typing import Any
 
 import msgspec
 import setproctitle
 import zmq
 
-from sgviz.launch.messages import BootMessage, FailedStart, InitInfo, Ready, frame, read_frame
+from sgviz.launch.messages import BootMessage, Died, ExitCode, FailedStart, InitInfo, Ready, frame, read_frame
 
-PARENT_GONE = 3
+log = logging.getLogger("sgviz")
+LONGEST_WHY = 4000  # nobody reads the pipe before the process has ended, so it must fit in
 
 
-def main(ready_fd: int) -> int:
+def main(report_fd: int) -> int:
     """Run the component named in the boot message; returns the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -34,52 +37,72 @@ def main(ready_fd: int) -> int:
     threading.Thread(target=_die_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     setproctitle.setproctitle(f"sgviz::{boot.component}")
     _configure_logging(boot)
-    ready = os.fdopen(ready_fd, "wb")
+    report = Report(boot.component, report_fd)
     try:
-        _run(boot, ready)
+        _run(boot, report)
     except BaseException as error:
-        _report(boot, ready, error)
-        return 1
-    return 0
+        report.failed(error)
+        return ExitCode.FAILED
+    return ExitCode.ORDERLY
 
 
-def _run(boot: BootMessage, ready: BinaryIO) -> None:
+class Report:
+    """What the parent is told through the pipe."""
+
+    def __init__(self, component: str, fd: int) -> None:
+        self._component = component
+        self._fd = fd
+        self._ready = False
+
+    def ready(self, info: InitInfo) -> None:
+        self._send(Ready(info=info))
+        self._ready = True
+
+    def failed(self, error: BaseException) -> None:
+        """The component raised: while starting the parent shows it, later it goes into the log as well."""
+        text = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+        if not self._ready:
+            self._send(FailedStart(component=self._component, message=message, traceback=text))
+            return
+        log.critical("%s died:\n%s", self._component, text)
+        self._send(Died(why=message[:LONGEST_WHY]))
+
+    def stuck(self, why: str) -> None:
+        """Say where every thread is, then end the process without asking any of them."""
+        from sgviz.launch.watchdog import stacks
+
+        log.critical("%s gives up: %s\n%s", self._component, why, stacks())
+        self._send(Died(why=why))
+        os._exit(ExitCode.STUCK)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone; the lifeline ends us
+            os.write(self._fd, frame(message))
+
+
+def _run(boot: BootMessage, report: Report) -> None:
     from sgviz.launch.components import COMPONENTS, Context
 
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-
-    def tell(info: InitInfo) -> None:
-        ready.write(frame(Ready(info=info)))
-        ready.close()
-
+    context: zmq.Context[Any] = zmq.Context()
     component = Context(
         settings=boot.settings,
         ports=boot.ports,
         zmq=context,
         tokenizer_dir=boot.tokenizer_dir,
         mode="processes",
+        give_up=report.stuck,
     )
     try:
-        COMPONENTS[boot.component](component, tell)
+        COMPONENTS[boot.component](component, report.ready)
     finally:
         context.destroy(linger=500)
-
-
-def _report(boot: BootMessage, ready: BinaryIO, error: BaseException) -> None:
-    """Before ready the parent is told through the pipe; afterwards the log is all there is."""
-    text = "".join(traceback.format_exception(error))
-    if ready.closed:
-        logging.getLogger("sgviz").critical("%s died:\n%s", boot.component, text)
-        return
-    message = f"{type(error).__name__}: {error}"
-    ready.write(frame(FailedStart(component=boot.component, message=message, traceback=text)))
-    ready.close()
 
 
 def _die_with_parent(lifeline: RawIOBase) -> None:
     while lifeline.read(4096):
         pass
-    os._exit(PARENT_GONE)
+    os._exit(ExitCode.PARENT_GONE)
 
 
 def _configure_logging(boot: BootMessage) -> None:

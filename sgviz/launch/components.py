@@ -19,6 +19,7 @@ from sgviz.config import Settings
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.events import BufferSink, Sink, Tracer, WallClock, schema
 from sgviz.launch.messages import InitInfo
+from sgviz.launch.watchdog import Progress, Watchdog
 from sgviz.messages import ToDetokenizer, ToScheduler
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.scheduler.policy import SchedulePolicy
@@ -32,6 +33,7 @@ class Context:
     """What a component is built from.
 
     Attributes:
+        give_up: ends the component from another thread as far as that can be done, and tells the parent why.
         sink: where events go when the component shares the process; None: over the event socket.
         mode: threads or processes.
     """
@@ -41,6 +43,7 @@ class Context:
     zmq: zmq.Context[Any]
     tokenizer_dir: str
     mode: str
+    give_up: Callable[[str], None]
     sink: Sink | None = None
     policy: SchedulePolicy | None = None
 
@@ -71,7 +74,16 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
         tell_started(trace, context.mode)
         trace.on = trace.on and settings.serve.skip_server_warmup  # else events begin after the warm-up
         ready(_scheduler_info(scheduler, time.monotonic() - started))
-        scheduler.run()
+        watchdog = Watchdog(
+            "scheduler",
+            lambda: Progress(*scheduler.progress()),
+            settings.schedule.watchdog_timeout,
+            context.give_up,
+        )
+        try:
+            scheduler.run()
+        finally:
+            watchdog.stop()
     finally:
         worker.close()
         inbox.close()
@@ -84,7 +96,9 @@ def run_detokenizer(context: Context, ready: Callable[[InitInfo], None]) -> None
     """Turn ids into text until a ShutdownReq."""
     ports = context.ports
     trace, close_trace = make_tracer("detokenizer", context)
-    inbox: Receiver[ToDetokenizer] = Receiver(context.zmq, ports.detokenizer_ipc_name, ToDetokenizer, bind=True)
+    inbox: Receiver[ToDetokenizer] = Receiver(
+        context.zmq, ports.detokenizer_ipc_name, ToDetokenizer, bind=True
+    )
     outbox = Sender(context.zmq, ports.tokenizer_ipc_name)
     try:
         codec = Tokenizer.load(Path(context.tokenizer_dir))
@@ -128,7 +142,11 @@ def tell_started(trace: Tracer, mode: str) -> None:
         unix_ns, monotonic_ns = WallClock.anchor()
         trace.emit(
             schema.ProcessStarted(
-                component=trace.component, pid=os.getpid(), mode=mode, unix_ns=unix_ns, monotonic_ns=monotonic_ns
+                component=trace.component,
+                pid=os.getpid(),
+                mode=mode,
+                unix_ns=unix_ns,
+                monotonic_ns=monotonic_ns,
             )
         )
         trace.flush()

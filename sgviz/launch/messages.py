@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from enum import IntEnum
 from io import RawIOBase
 from typing import BinaryIO
 
@@ -17,6 +18,15 @@ from sgviz.config import Settings
 from sgviz.errors import StartupError
 
 _LENGTH = struct.Struct("<I")
+
+
+class ExitCode(IntEnum):
+    """How a child process ends by itself. (A process killed by a signal has a negative code.)"""
+
+    ORDERLY = 0
+    FAILED = 1
+    PARENT_GONE = 3
+    STUCK = 4
 
 
 class BootMessage(msgspec.Struct, kw_only=True, frozen=True):
@@ -60,6 +70,12 @@ class FailedStart(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, kw_only=True, frozen=True, tag=True):
     info: InitInfo
+
+
+class Died(msgspec.Struct, kw_only=True, frozen=True, tag=True):
+    """The last words of a component that was ready once: why it ends. Its log says more."""
+
+    why: str
 
 
 def frame(message: msgspec.Struct) -> bytes:

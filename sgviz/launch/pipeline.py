@@ -12,9 +12,9 @@ import logging
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import zmq
@@ -22,12 +22,13 @@ import zmq
 from sgviz.channel import AsyncReceiver, PortArgs, Sender
 from sgviz.config import Settings
 from sgviz.errors import SgvizError, StartupError, Unavailable
-from sgviz.events import RingSink, Tracer, WallClock, schema
+from sgviz.events import RingSink, Tracer, schema
+from sgviz.launch import processes, threads
 from sgviz.launch.components import Context, tell_started
 from sgviz.launch.event_collector import EventCollector
 from sgviz.launch.loop_thread import LoopThread
 from sgviz.launch.messages import BootMessage, InitInfo
-from sgviz.launch.processes import START_TIMEOUT_S, ChildProcess, describe_exit
+from sgviz.launch.processes import ChildProcess
 from sgviz.launch.threads import ChildThread, switch_interval
 from sgviz.messages import ConfigureTraceReq, GenerateReqInput, SamplingParams, ShutdownReq, ToTokenizer
 from sgviz.model.fetch import resolve_model
@@ -36,7 +37,7 @@ from sgviz.recording.sink import FileSink
 from sgviz.recording.store import Header
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.serving.context import ServerState, ServerStatus
-from sgviz.tokenizer_manager import Limits, TokenizerManager
+from sgviz.tokenizer_manager import Limits, TokenizerManager, raise_failure
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +77,16 @@ class Pipeline:
     # ------------------------------------------------------------------ start
 
     def _start(self) -> None:
-        make_policy(self.settings.schedule.schedule_policy, 0)  # a mistyped name shows before anything is started
+        make_policy(
+            self.settings.schedule.schedule_policy, 0
+        )  # a mistyped name shows before anything is started
         self.model_dir = resolve_model(self.settings.model.model_path)
         self.tokenizer_dir = self._tokenizer_dir()
         self.tokenizer = Tokenizer.load(self.tokenizer_dir)
         self._start_file()
         self._open_sockets()
-        self.trace = self._tracer("tokenizer_manager")
-        self.http_trace = self._tracer("http")
+        self.trace = self.make_tracer("tokenizer_manager")
+        self.http_trace = self.make_tracer("http")
         children = self._start_children()
         self._start_manager()
         for child in children:
@@ -91,6 +94,8 @@ class Pipeline:
         self._emit_started()
         self._warm_up()
         self.status.state = ServerState.UP
+        if self.dead.is_set():
+            raise StartupError(self.status.message)
 
     def _tokenizer_dir(self) -> Path:
         path = self.settings.model.tokenizer_path
@@ -121,7 +126,8 @@ class Pipeline:
         self._exit.callback(sink.close)
         self._exit.callback(self.ring.subscribe(sink))
 
-    def _tracer(self, component: str) -> Tracer:
+    def make_tracer(self, component: str) -> Tracer:
+        """A tracer into the ring for a component of the main process."""
         return Tracer(component, None if self.settings.observe.disable_events else self.ring)
 
     def _start_children(self) -> list[ChildProcess] | list[ChildThread]:
@@ -140,9 +146,7 @@ class Pipeline:
             self._exit.callback(child.close)
             self._exit.callback(self._end_process, child)
             children.append(child)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        for child in children:
-            self.infos[child.component] = child.wait_ready(deadline)
+        self.infos = processes.wait_ready(children, self.settings.serve.startup_timeout)
         return children
 
     def _start_threads(self) -> list[ChildThread]:
@@ -152,15 +156,16 @@ class Pipeline:
             zmq=self.zmq,
             tokenizer_dir=str(self.tokenizer_dir),
             mode="threads",
+            give_up=log.critical,  # each thread puts its own in its place
             sink=self.ring,
             policy=self._policy,
         )
         children: list[ChildThread] = []
         self._exit.callback(self._end_threads, children)
+        outcomes: threads.Outcomes = Queue()
         for component in CHILDREN:
-            children.append(ChildThread(component, context))
-        for child in children:
-            self.infos[child.component] = child.wait_ready(START_TIMEOUT_S)
+            children.append(ChildThread(component, context, outcomes))
+        self.infos = threads.wait_ready(children, outcomes, self.settings.serve.startup_timeout)
         return children
 
     def _start_manager(self) -> None:
@@ -221,8 +226,8 @@ class Pipeline:
 
         async def run() -> None:
             self.trace.on = False
-            async for _ in self.manager.generate_request(obj):
-                pass
+            async for output in self.manager.generate_request(obj):
+                raise_failure(output)
             await self.manager.flush_cache()
             self.trace.on = recording
             if recording:
@@ -231,23 +236,24 @@ class Pipeline:
         try:
             self.loop.call(run(), timeout=WARMUP_TIMEOUT_S)
         except SgvizError as error:
-            raise StartupError(f"the warm-up request failed: {error}") from error
+            raise StartupError(f"the warm-up request failed: {error}") from None
         except TimeoutError:
             raise StartupError(f"the warm-up request took longer than {WARMUP_TIMEOUT_S:.0f} s") from None
 
     # ------------------------------------------------------------------ death
 
-    def _on_death(self, component: str, code: int) -> None:
-        """A component ended. If nobody asked it to, every waiting request gets an error now."""
-        if self._stopping:
+    def _on_death(self, component: str, how: str) -> None:
+        """A component ended, or is given up. If nobody asked it to, every waiting request gets an error now."""
+        if self._stopping or self.dead.is_set():
             return
-        how = describe_exit(code) if self.mode == "processes" else "an exception; see the log"
         message = f"the {component} died ({how}); the engine cannot go on"
         log.critical("%s", message)
-        self.status.state, self.status.message = ServerState.UNHEALTHY, message
+        # in this order: whoever sees `dead` finds the message, and a start that just ends sees `dead`
+        self.status.message = message
+        self.dead.set()
+        self.status.state = ServerState.UNHEALTHY
         with contextlib.suppress(RuntimeError):  # the loop may have been stopped meanwhile
             self.loop.loop.call_soon_threadsafe(self._fail_all, message)
-        self.dead.set()
 
     def _fail_all(self, message: str) -> None:
         self.manager.refuse_new(message)
@@ -255,7 +261,9 @@ class Pipeline:
 
     # ------------------------------------------------------------------ stop
 
-    def stop(self, grace: float | None = None, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
+    def stop(
+        self, grace: float | None = None, before_end: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Refuse new requests, let running ones finish for `grace` seconds, end everything, free everything.
 
         `before_end` runs in the engine's loop when the requests have drained: servers close their ports there.

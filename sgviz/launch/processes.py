@@ -9,26 +9,36 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import sgviz
 from sgviz.errors import StartupError
-from sgviz.launch.messages import BootMessage, FailedStart, InitInfo, Ready, frame, read_frame
+from sgviz.launch.messages import (
+    BootMessage,
+    Died,
+    ExitCode,
+    FailedStart,
+    InitInfo,
+    Ready,
+    frame,
+    read_frame,
+)
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.1
 
-OnDeath = Callable[[str, int], None]
+OnDeath = Callable[[str, str], None]  # component, how and why
+MEANINGS = {ExitCode.PARENT_GONE: "its parent had gone", ExitCode.STUCK: "ended by its watchdog"}
 
 
 class ChildProcess:
@@ -37,7 +47,7 @@ class ChildProcess:
     def __init__(self, boot: BootMessage) -> None:
         self.component = boot.component
         read_fd, write_fd = os.pipe()
-        self._ready = os.fdopen(read_fd, "rb")
+        self._report = os.fdopen(read_fd, "rb", buffering=0)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sgviz.launch.child", str(write_fd)],
@@ -50,7 +60,7 @@ class ChildProcess:
         finally:
             os.close(write_fd)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; wait_ready tells
+        with contextlib.suppress(BrokenPipeError):  # it died at once; read_ready tells
             self._process.stdin.write(frame(boot))
             self._process.stdin.flush()
 
@@ -62,32 +72,40 @@ class ChildProcess:
     def returncode(self) -> int | None:
         return self._process.poll()
 
-    def wait_ready(self, deadline: float) -> InitInfo:
-        """The child's init info; StartupError if it fails, dies or takes longer than `deadline` (monotonic s)."""
-        while not select.select([self._ready], [], [], POLL_S)[0]:
-            if time.monotonic() > deadline:
-                raise StartupError(f"the {self.component} process (pid {self.pid}) did not get ready in time")
+    def fileno(self) -> int:
+        """The pipe from the child, for `select`: readable when it is ready, failed or dead."""
+        return self._report.fileno()
+
+    def read_ready(self) -> InitInfo:
+        """What the child says first. StartupError if it failed or died."""
         try:
-            message = msgspec.msgpack.decode(read_frame(self._ready), type=Ready | FailedStart)
+            message = msgspec.msgpack.decode(read_frame(self._report), type=Ready | FailedStart)
         except StartupError:
-            code = self._process.wait()
-            raise StartupError(
-                f"the {self.component} process died while starting ({describe_exit(code)})"
-            ) from None
-        finally:
-            self._ready.close()
+            how = describe_exit(self._process.wait())
+            raise StartupError(f"the {self.component} process died while starting ({how})") from None
         if isinstance(message, FailedStart):
             log.debug("%s", message.traceback)
             raise StartupError(f"the {message.component} could not start: {message.message}")
         return message.info
 
     def watch(self, on_death: OnDeath) -> None:
-        """Call `on_death(component, exit code)` from a thread when the process ends."""
+        """Call `on_death(component, how)` from a thread when the process ends."""
 
         def wait() -> None:
-            on_death(self.component, self._process.wait())
+            how = describe_exit(self._process.wait())
+            why = self._last_words()
+            on_death(self.component, f"{how}: {why}" if why else how)
 
         threading.Thread(target=wait, name=f"watch-{self.component}", daemon=True).start()
+
+    def _last_words(self) -> str:
+        """Why the dead process ended, if it could say."""
+        try:
+            if select.select([self], [], [], 0)[0]:
+                return msgspec.msgpack.decode(read_frame(self._report), type=Died).why
+        except (OSError, ValueError, StartupError):
+            pass  # it was killed, or the pipe is closed because we are stopping
+        return ""
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
         """Wait for the process to leave by itself, then terminate, then kill. Returns the exit code."""
@@ -109,19 +127,38 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the pipes (the lifeline too, so a child that still lives leaves)."""
-        self._ready.close()
+        self._report.close()
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
 
-def describe_exit(code: int) -> str:
-    """`exit code 1` or `signal SIGKILL`."""
-    if code >= 0:
-        return f"exit code {code}"
-    import signal
+def wait_ready(children: Sequence[ChildProcess], timeout: float) -> dict[str, InitInfo]:
+    """The init info of all, by component.
 
-    return f"signal {signal.Signals(-code).name}"
+    Raises:
+        StartupError: one failed or died (told at once, whatever the others do), or took longer than `timeout` s.
+    """
+    deadline = time.monotonic() + timeout
+    infos: dict[str, InitInfo] = {}
+    while waiting := [child for child in children if child.component not in infos]:
+        for child in select.select(waiting, [], [], POLL_S)[0]:
+            infos[child.component] = child.read_ready()
+        late = next((child for child in waiting if child.component not in infos), None)
+        if late is not None and time.monotonic() > deadline:
+            raise StartupError(
+                f"the {late.component} process (pid {late.pid}) did not get ready within {timeout:g} s "
+                "(startup_timeout)"
+            )
+    return infos
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 1`, `exit code 4, ended by its watchdog` or `signal SIGKILL`."""
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    meaning = MEANINGS.get(ExitCode(code)) if code in list(ExitCode) else None
+    return f"exit code {code}, {meaning}" if meaning else f"exit code {code}"
 
 
 def _environment() -> dict[str, str]:

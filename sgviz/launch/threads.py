@@ -9,60 +9,89 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import Empty, Queue
 
 from sgviz.errors import StartupError
 from sgviz.launch.components import COMPONENTS, Context
 from sgviz.launch.messages import InitInfo
+from sgviz.launch.watchdog import stacks
 
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 50e-6
-OnDeath = Callable[[str, int], None]
+OnDeath = Callable[[str, str], None]  # component, why
+Outcomes = Queue[tuple[str, InitInfo | BaseException]]
 
 
 class ChildThread:
-    """One component in a thread."""
+    """One component in a thread.
 
-    def __init__(self, component: str, context: Context) -> None:
+    Args:
+        outcomes: gets the init info or what was raised; `wait_ready` reads it.
+    """
+
+    def __init__(self, component: str, context: Context, outcomes: Outcomes) -> None:
         self.component = component
-        self._outcome: Queue[InitInfo | BaseException] = Queue()
+        self._outcomes = outcomes
         self._on_death: OnDeath | None = None
-        self._thread = threading.Thread(target=self._run, args=(context,), name=f"sgviz-{component}", daemon=True)
-        self._failed = False
+        context = replace(context, give_up=self._stuck)
+        self._thread = threading.Thread(
+            target=self._run, args=(context,), name=f"sgviz-{component}", daemon=True
+        )
         self._thread.start()
 
     def _run(self, context: Context) -> None:
+        why = "its loop ended"
         try:
-            COMPONENTS[self.component](context, self._outcome.put)
+            COMPONENTS[self.component](context, lambda info: self._outcomes.put((self.component, info)))
         except BaseException as error:
-            self._failed = True
-            self._outcome.put(error)
+            why = f"{type(error).__name__}: {error}"
+            self._outcomes.put((self.component, error))
             log.debug("%s failed", self.component, exc_info=True)
             if self._on_death is not None:
                 log.critical("%s died", self.component, exc_info=True)
         if self._on_death is not None:
-            self._on_death(self.component, int(self._failed))
+            self._on_death(self.component, why)
 
-    def wait_ready(self, timeout: float) -> InitInfo:
-        """The component's init info; StartupError if it fails or takes longer than `timeout` seconds."""
-        try:
-            outcome = self._outcome.get(timeout=timeout)
-        except Empty:
-            raise StartupError(f"the {self.component} thread did not get ready in {timeout:.0f} s") from None
-        if isinstance(outcome, BaseException):
-            message = f"the {self.component} could not start: {type(outcome).__name__}: {outcome}"
-            raise StartupError(message) from outcome
-        return outcome
+    def _stuck(self, why: str) -> None:
+        """A thread cannot be ended from outside: say where all are, and let the engine be given up."""
+        log.critical("%s gives up: %s\n%s", self.component, why, stacks())
+        if self._on_death is not None:
+            self._on_death(self.component, why)
 
     def watch(self, on_death: OnDeath) -> None:
+        """Call `on_death(component, why)` when the thread leaves its loop or is stuck in it."""
         self._on_death = on_death
 
     def stop(self, timeout: float) -> bool:
         """Wait for the thread to leave its loop; says whether it did."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+
+def wait_ready(children: Sequence[ChildThread], outcomes: Outcomes, timeout: float) -> dict[str, InitInfo]:
+    """The init info of all, by component.
+
+    Raises:
+        StartupError: one failed (told at once), or took longer than `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    infos: dict[str, InitInfo] = {}
+    while late := [child.component for child in children if child.component not in infos]:
+        try:
+            component, outcome = outcomes.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            raise StartupError(
+                f"the {late[0]} thread did not get ready within {timeout:g} s (startup_timeout)"
+            ) from None
+        if isinstance(outcome, BaseException):
+            message = f"the {component} could not start: {type(outcome).__name__}: {outcome}"
+            raise StartupError(message) from outcome
+        infos[component] = outcome
+    return infos
 
 
 class SwitchInterval:

@@ -32,7 +32,7 @@ ToScheduler = (
     | ConfigureTraceReq
     | ShutdownReq
 )
-ToDetokenizer = BatchTokenIDOutput | ConfigureTraceReq | ShutdownReq
+ToDetokenizer = BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq | ShutdownReq
 ToTokenizer = BatchStrOutput | AbortReq | FlushCacheReqOutput | GetInternalStateReqOutput | HealthCheckOutput
 
 __all__ = [

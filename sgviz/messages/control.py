@@ -34,7 +34,8 @@ class GetInternalStateReq(msgspec.Struct, kw_only=True, tag=True, array_like=Tru
 
 
 class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """The scheduler's own account: queue lengths, pool counts, limits."""
+    """The engine's own account: the scheduler fills in queue lengths, pool counts and limits, the detokenizer
+    adds how many requests it knows and passes it on."""
 
     id: str
     state: dict[str, Any]

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from sgviz.model.attention import AttentionBackend
 from sgviz.model.forward_batch import ForwardBatch
-from sgviz.model.layers import GatedMLP, Linear, RMSNorm, RotaryEmbedding, empty_parameter
-from sgviz.model.model_config import DecoderConfig
+from sgviz.model.layers import GatedMLP, Linear, Packer, RMSNorm, RotaryEmbedding, empty_parameter
+from sgviz.model.model_config import DecoderConfig, Quantization
+from sgviz.model.packed_linear import pack_float32, pack_int8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +44,31 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.rms_norm_eps) if traits.qk_norm else None
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps) if traits.qk_norm else None
 
-    def forward(
-        self, x: Tensor, rope: RotaryEmbedding, angles: tuple[Tensor, Tensor], attn: AttentionBackend
+    def forward_add(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        rope: RotaryEmbedding,
+        angles: tuple[Tensor, ...],
+        attn: AttentionBackend,
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        qkv = self.qkv_proj.forward(x).view(x.shape[0], -1, self.dim)
+        """x and residual [T, hidden] -> [T, hidden]."""
+        qkv = self.qkv_proj.forward(x).unflatten(-1, (-1, self.dim))
         rotated = rope.apply(self._normed(qkv[:, : self.heads + self.kv_heads]), angles)
         q, k, v = rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
-        return self.o_proj.forward(attn.forward(self.layer, q, k, v))
+        return self.o_proj.forward_add(attn.forward(self.layer, q, k, v), residual)
+
+    def pack(self, packer: Packer, norm: RMSNorm, rope: RotaryEmbedding) -> None:
+        """Lay the weights out for the CPU, those of `norm` and of `rope`'s order of pairs in them."""
+        turned, qkv = self.heads + self.kv_heads, self.qkv_proj
+        qkv.weight.data = rope.interleave(qkv.weight.data, turned)
+        if qkv.bias is not None:
+            qkv.bias.data = rope.interleave(qkv.bias.data, turned)
+        for head_norm in (self.q_norm, self.k_norm):
+            if head_norm is not None:
+                head_norm.weight.data = rope.interleave(head_norm.weight.data, 1)
+        qkv.pack(packer, norm)
+        self.o_proj.pack(packer)
 
     def _normed(self, qk: Tensor) -> Tensor:
         if self.q_norm is None or self.k_norm is None:
@@ -71,10 +89,18 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding, angles: tuple[Tensor, Tensor], attn: AttentionBackend
+        self, x: Tensor, rope: RotaryEmbedding, angles: tuple[Tensor, ...], attn: AttentionBackend
     ) -> Tensor:
-        x = x + self.self_attn.forward(self.input_layernorm.forward(x), rope, angles, attn)
-        return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
+        x = self.self_attn.forward_add(self.input_layernorm.forward(x), x, rope, angles, attn)
+        return self.mlp.forward_add(self.post_attention_layernorm.forward(x), x)
+
+    def pack(self, packer: Packer, rope: RotaryEmbedding) -> None:
+        """Lay the weights out for the CPU."""
+        self.self_attn.pack(packer, self.input_layernorm, rope)
+        self.mlp.gate_up_proj.pack(packer, self.post_attention_layernorm)
+        self.mlp.down_proj.pack(packer)
+        self.input_layernorm.fold()
+        self.post_attention_layernorm.fold()
 
 
 class Embedding(nn.Module):
@@ -108,6 +134,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.quantization: Quantization | None = None
         self.rope = RotaryEmbedding(config.rope, config.facts.head_dim, device)
         with torch.device("meta"):  # memory is taken once, in the wanted dtype
             self.model = Decoder(config, traits)
@@ -123,16 +150,29 @@ class CausalLM(nn.Module):
         Returns logits [B, vocab] float32, row by request, of the rows `batch.logit_rows`.
         """
         attn.prepare(batch)
-        x = self.model.embed_tokens.forward(batch.input_ids)
-        angles = self.rope.angles(batch.positions, x.dtype)
+        x = self.hidden(batch.input_ids, batch.positions, attn)
+        return self.logits(x.index_select(0, batch.logit_rows))
+
+    def hidden(self, input_ids: Tensor, positions: Tensor, attn: AttentionBackend) -> Tensor:
+        """[T] ids and positions -> [T, hidden] behind the last layer; `attn` knows the batch."""
+        x = self.model.embed_tokens.forward(input_ids)
+        angles = self.rope.angles(positions, x.dtype)
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             x = layer.forward(x, self.rope, angles, attn)
-        last = self.model.norm.forward(x.index_select(0, batch.logit_rows))
-        return self.lm_head.forward(last).float()
+        return x
 
-    def pack(self) -> None:
-        """Lay the weights of all projections out for the CPU (float32 only); see Linear."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] -> [n, vocab] float32."""
+        return self.lm_head.forward(self.model.norm.forward(hidden)).float()
+
+    def pack(self, quantization: Quantization | None = None) -> None:
+        """Lay the weights out for the CPU, once (float32 only). All but the output projection may be int8."""
+        packer = pack_float32 if quantization is None else pack_int8
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.pack(packer, self.rope)
+        self.rope.interleaved = True
+        self.lm_head.pack(pack_float32, self.model.norm)
+        self.model.norm.fold()
+        self.quantization = quantization

@@ -1,21 +1,24 @@
 """The parts a decoder is made of: Linear, RMSNorm, RotaryEmbedding, GatedMLP.
 
 Mirrors SGLang's layers; projections that read the same input are one matrix (q, k, v; gate, up), because few
-large operators are what a small batch needs. No tensor parallelism and no quantization yet.
-Imports: model.model_config, torch.
+large operators are what a small batch needs. `pack` rewrites the weights for the CPU: a norm's weight goes into
+the projections behind it, and rotary halves become neighbours, so that one complex product turns them.
+No tensor parallelism. Imports: model.model_config, model.packed_linear, torch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgviz.model.model_config import RopeConfig, RopeType
+from sgviz.model.packed_linear import PackedLinear
 
-PACK_ROWS_HINT = 8  # the batch size oneDNN lays packed weights out for
+Packer = Callable[[Tensor, Tensor | None], PackedLinear]
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -26,25 +29,32 @@ def empty_parameter(*shape: int) -> nn.Parameter:
 class Linear(nn.Module):
     """y = x W^T + b.
 
-    `pack` swaps W for oneDNN's layout: quicker on CPU, and a row's bits don't depend on the number of rows.
+    Packed, it is quicker on a CPU, and a row's bits don't depend on the number of rows.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
-        self._packed: Tensor | None = None
+        self._packed: PackedLinear | None = None
 
-    def pack(self) -> None:
-        """Replace the weight by its packed form. Afterwards `weight` is empty."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, PACK_ROWS_HINT)
+    def pack(self, packer: Packer, norm: RMSNorm | None = None) -> None:
+        """Replace the weight by a packed form, with `norm`'s weight in it. Afterwards `weight` is empty."""
+        weight = self.weight.data
+        if norm is not None:
+            weight = weight * (norm.weight.data * math.sqrt(weight.shape[1]))
+        self._packed = packer(weight, None if self.bias is None else self.bias.data)
         self.weight = empty_parameter(0)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        return F.linear(x, self.weight, self.bias) if self._packed is None else self._packed.forward(x)
+
+    def forward_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual` [T, out] + y."""
         if self._packed is None:
-            return F.linear(x, self.weight, self.bias)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return y
+            return residual + F.linear(x, self.weight, self.bias)
+        return self._packed.forward_add(x, residual)
 
 
 class RMSNorm(nn.Module):
@@ -54,28 +64,56 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = empty_parameter(size)
         self.eps = eps
+        self._floor: Tensor | None = None
+
+    def fold(self) -> None:
+        """From now on give x / |x| only: the projections behind have taken the rest into their weights."""
+        self._floor = torch.tensor(math.sqrt(len(self.weight) * self.eps))
+        self.weight = empty_parameter(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self._floor is None:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # sqrt(sum x^2 + size eps), in one operator each
+        return x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self._floor)
 
 
 class RotaryEmbedding:
-    """Turns halves of each head against each other by an angle that grows with the position."""
+    """Turns pairs of numbers of each head by an angle that grows with the position.
+
+    A pair is (i, i + head_dim / 2), as checkpoints have it, or two neighbours once `interleave` rewrote the
+    weights; neighbours are turned by one complex product. q and k must be paired alike.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device | str) -> None:
         self.half = head_dim // 2
         self.inv_freq = inverse_frequencies(config, head_dim).to(device)
+        self.interleaved = False
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and signed sin [T, 1, head_dim] for `apply`; once a forward, shared by the layers."""
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """What `apply` needs for `positions` [T]; once a forward, shared by the layers."""
         angle = positions[:, None, None].to(torch.float32) * self.inv_freq
         cos, sin = angle.cos(), angle.sin()
+        if self.interleaved:
+            return (torch.complex(cos, sin),)
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
-    def apply(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def apply(self, x: Tensor, angles: tuple[Tensor, ...]) -> Tensor:
         """Rotate x [T, heads, head_dim]."""
+        if self.interleaved:
+            return torch.view_as_real(_as_complex(x) * angles[0]).flatten(-2)
         cos, sin = angles
         return torch.addcmul(x * cos, x.roll(self.half, -1), sin)
+
+    def interleave(self, weight: Tensor, heads: int) -> Tensor:
+        """`weight`, whose first rows belong to `heads` heads, with the rows of a pair side by side."""
+        rows = heads * 2 * self.half
+        turned = weight[:rows].unflatten(0, (heads, 2, self.half)).transpose(1, 2).flatten(0, 2)
+        return torch.cat((turned, weight[rows:]))
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
@@ -106,5 +144,11 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate, hidden, bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj.forward(self._gated(x))
+
+    def forward_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.down_proj.forward_add(self._gated(x), residual)
+
+    def _gated(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj.forward(x).chunk(2, -1)
-        return self.down_proj.forward(F.silu(gate).mul_(up))
+        return F.silu(gate).mul_(up)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sgviz.errors import StartupError, suggest
 from sgviz.model.decoder import CausalLM
-from sgviz.model.model_config import DecoderConfig, load_config, read_json
+from sgviz.model.model_config import DecoderConfig, Quantization, load_config, read_json
 from sgviz.model.registry import model_class
 
 WEIGHTS = "model.safetensors"
@@ -40,6 +40,7 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     pack: bool = True,
+    quantization: Quantization | None = None,
 ) -> CausalLM:
     """Build the model in folder `path` and load its weights.
 
@@ -47,6 +48,7 @@ def load_model(
         dtype: of the weights in memory; None for the folder's own.
         pack: in float32 on a CPU, lay projections out for oneDNN (about twice as quick, and a row's bits
             no longer depend on how many rows share the forward).
+        quantization: "w8a8_int8" turns the projections to int8 (float32 on a CPU, packed, only).
 
     Raises:
         StartupError: unsupported architecture or dtype, a file missing or broken, or a tensor missing, left
@@ -56,8 +58,14 @@ def load_model(
     kind = resolve_dtype(config.facts.dtype if dtype is None else dtype)
     model = model_class(config.facts.architecture)(config, kind, device)
     _fill(_places(model, config), path, config)
-    if pack and kind is torch.float32 and torch.device(device).type == "cpu":
-        model.pack()
+    packable = pack and kind is torch.float32 and torch.device(device).type == "cpu"
+    if quantization is not None and not packable:
+        raise StartupError(
+            f"quantization {quantization!r} runs in float32 on a CPU, not in {str(kind).removeprefix('torch.')}"
+            f" on {torch.device(device).type}"
+        )
+    if packable:
+        model.pack(quantization)
     return model
 
 

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from sgviz.errors import StartupError, suggest
 
 Number = TypeVar("Number", int, float)
 JsonObject = Mapping[str, object]
+Quantization = Literal["w8a8_int8"]
 
 QWEN3_HEAD_DIM = 128  # Qwen3 folders may leave head_dim out; it isn't hidden_size / heads there
 

@@ -3,15 +3,19 @@
 Imports: events, errors, msgspec, pandas.
 """
 
-from sgviz.recording.fold import BatchState, Difference, Folded, KvRow, State, fold
+from sgviz.recording.engine_fold import Difference, EngineFold
+from sgviz.recording.explanation import Cause, Explanation, Part
+from sgviz.recording.fold import BatchState, Folded, KvRow, State, fold
 from sgviz.recording.journey import TypeStep
 from sgviz.recording.ledger import Ledger
+from sgviz.recording.moment import Moment, TreeNodeState
 from sgviz.recording.recording import Recording, load
 from sgviz.recording.requests import Phase, PhaseName, RequestState
 from sgviz.recording.sink import FileSink
 from sgviz.recording.store import ClockAnchor, Header, UnknownEvent
 
 __all__ = [
-    "BatchState", "ClockAnchor", "Difference", "FileSink", "Folded", "Header", "KvRow", "Ledger", "Phase",
+    "BatchState", "Cause", "ClockAnchor", "Difference", "EngineFold", "Explanation", "FileSink", "Folded",
+    "Header", "KvRow", "Ledger", "Moment", "Part", "Phase", "TreeNodeState",
     "PhaseName", "Recording", "RequestState", "State", "TypeStep", "UnknownEvent", "fold", "load",
 ]  # fmt: skip

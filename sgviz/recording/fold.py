@@ -1,7 +1,8 @@
 """The state of the pipeline after an event: requests, batches, memory, and what was lost.
 
 `State.apply(event)` is the only way forward and looks at nothing but the event, so the same events give
-the same state, live or from a file. `fold` runs a whole recording and keeps the history of the memory.
+the same state, live or from a file. `Folded` runs a recording, also piece by piece, and keeps the history of
+the memory and the keyframes to jump by.
 
 Imports: events, recording.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgviz.events.schema import (
     AdmitOk,
@@ -19,15 +20,11 @@ from sgviz.events.schema import (
     BatchLaunched,
     BatchPlanned,
     BatchProcessed,
-    Body,
     ChunkSent,
     EngineConfigured,
     Event,
-    LoopIdle,
     OutputReceived,
     OutputStreamed,
-    PoolReturned,
-    PoolTaken,
     ProcessStarted,
     QueueEntered,
     RequestAborted,
@@ -40,12 +37,9 @@ from sgviz.events.schema import (
     ResponseFinished,
     TextEmitted,
     TokensSampled,
-    TraceDropped,
-    TreeEvicted,
-    TreeInserted,
-    TreeLocked,
-    TreeSplit,
 )
+from sgviz.recording.engine_fold import Difference, EngineFold
+from sgviz.recording.keyframes import KEYFRAME_EVERY, Keyframes
 from sgviz.recording.ledger import Ledger
 from sgviz.recording.requests import Requests
 
@@ -57,7 +51,8 @@ class BatchState:
     Attributes:
         cached: prefix tokens of the members admitted with it. tokens: what was sampled, by rid.
         start, end: when the device ran it. finished: when the host took the result. processed: when the
-            result was in the requests.
+            result was in the requests. turn: when the turn of the loop that launched it began. waited: since when
+        the scheduler's thread waited for the result.
     """
 
     plan: BatchPlanned
@@ -70,23 +65,11 @@ class BatchState:
     finished: int = 0
     processed: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
+    turn: int = 0
+    waited: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The fold says `folded` where the event `seq` of the scheduler states `stated` (tokens) for `name`."""
-
-    t: int
-    seq: int
-    kind: str
-    bid: int
-    name: str
-    folded: int
-    stated: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvRow:
+class KvRow(NamedTuple):
     """Tokens by state after one event (`t` monotonic ns)."""
 
     t: int
@@ -102,55 +85,43 @@ class KvRow:
 
 @dataclass(slots=True)
 class State:
-    """Everything the readers know after the events so far.
+    """Everything the readers know after the events so far: the engine's own state, and all that went by."""
 
-    Attributes:
-        missing: events lost in between, by component (gaps in its sequence numbers).
-        dropped: sum of the `trace.dropped` events.
-    """
-
+    engine: EngineFold = field(default_factory=EngineFold)
     requests: Requests = field(default_factory=Requests)
     batches: dict[int, BatchState] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
     processes: dict[str, ProcessStarted] = field(default_factory=dict)
-    configured: EngineConfigured | None = None
-    missing: dict[str, int] = field(default_factory=dict)
-    dropped: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    kv_changed: bool = False
-    _last_seq: dict[str, int] = field(default_factory=dict)
-    _gaps: set[str] = field(default_factory=set)
     _cached: dict[str, int] = field(default_factory=dict)
 
     def apply(self, event: Event) -> None:
         """Move to the state after `event`."""
-        self.kv_changed = False
-        self._follow_seq(event)
+        self.engine.apply(event)
         handler = _HANDLERS.get(type(event.body))
         if handler is not None:
             handler(self, event, event.body)
 
-    def _follow_seq(self, event: Event) -> None:
-        component = event.component
-        lost = event.seq - self._last_seq.get(component, 0) - 1
-        if lost > 0:
-            self.missing[component] = self.missing.get(component, 0) + lost
-            self._gaps.add(component)
-        if lost >= 0:
-            self._last_seq[component] = event.seq
+    @property
+    def ledger(self) -> Ledger:
+        return self.engine.ledger
 
-    # ------------------------------------------------------------ engine
+    @property
+    def configured(self) -> EngineConfigured | None:
+        return self.engine.configured
+
+    @property
+    def missing(self) -> dict[str, int]:
+        return self.engine.missing
+
+    @property
+    def dropped(self) -> int:
+        return self.engine.dropped
+
+    @property
+    def differences(self) -> list[Difference]:
+        return self.engine.differences
 
     def _on_process(self, event: Event, body: ProcessStarted) -> None:
         self.processes[body.component] = body
-
-    def _on_configured(self, event: Event, body: EngineConfigured) -> None:
-        self.configured = body
-        self.ledger.configure(body)
-        self.kv_changed = True
-
-    def _on_dropped(self, event: Event, body: TraceDropped) -> None:
-        self.dropped += body.count
 
     # ------------------------------------------------------------ batches
 
@@ -167,37 +138,15 @@ class State:
         cached = sum(self._cached.pop(rid, 0) for rid in body.rids) if self._cached else 0
         self.batches[body.bid] = BatchState(body, event.iteration, event.t, cached)
         self.requests.planned(event, body)
-        self._on_stated(event, body)
-
-    def _on_stated(self, event: Event, body: BatchPlanned | LoopIdle) -> None:
-        """Numbers that the engine states: the check of the fold, or its new start after a loss."""
-        ledger = self.ledger
-        self._note_gap(event.component)
-        if not ledger.exact:
-            ledger.seed(body)
-            self.kv_changed = True
-            return
-        same = self._same(event, "free", ledger.free, body.kv_free)
-        same &= self._same(event, "evictable", ledger.evictable, body.kv_evictable)
-        same &= self._same(event, "protected", ledger.protected, body.kv_protected)
-        if not same:  # told once; what follows is folded from the engine's word
-            ledger.seed(body)
-            self.kv_changed = True
-
-    def _same(self, event: Event, name: str, folded: int, stated: int) -> bool:
-        if folded == stated:
-            return True
-        bid = event.body.bid if isinstance(event.body, BatchPlanned) else 0
-        self.differences.append(Difference(event.t, event.seq, event.kind, bid, name, folded, stated))
-        return False
 
     def _on_launched(self, event: Event, body: BatchLaunched) -> None:
         if batch := self.batches.get(body.bid):
-            batch.launched = event.t
+            batch.launched, batch.turn = event.t, body.turn_ns
 
     def _on_finished(self, event: Event, body: BatchFinished) -> None:
         if batch := self.batches.get(body.bid):
             batch.start, batch.end, batch.finished = body.start_ns, body.end_ns, event.t
+            batch.waited = body.wait_ns
             self.requests.batch_finished(event, body, batch.plan.rids)
 
     def _on_sampled(self, event: Event, body: TokensSampled) -> None:
@@ -210,41 +159,16 @@ class State:
             batch.processed = event.t
         self.requests.processed(event, body)
 
-    # ------------------------------------------------------------ memory
-
-    def _note_gap(self, component: str) -> None:
-        if component in self._gaps:
-            self._gaps.discard(component)
-            self.ledger.exact = False
-
-    def _on_memory(self, event: Event, body: Body) -> None:
-        self._note_gap(event.component)
-        self.kv_changed = self.ledger.apply(body)
-
-    def _on_pool(self, event: Event, body: PoolTaken | PoolReturned) -> None:
-        self._on_memory(event, body)
-        if self.ledger.exact and not self._same(event, "free", self.ledger.free, body.free):
-            self.ledger.exact = False
-
 
 _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType(
     {
         ProcessStarted: State._on_process,
-        EngineConfigured: State._on_configured,
-        TraceDropped: State._on_dropped,
         AdmitOk: State._on_admitted,
         BatchPlanned: State._on_planned,
         BatchLaunched: State._on_launched,
         BatchFinished: State._on_finished,
         TokensSampled: State._on_sampled,
         BatchProcessed: State._on_processed,
-        LoopIdle: State._on_stated,
-        PoolTaken: State._on_pool,
-        PoolReturned: State._on_pool,
-        TreeInserted: State._on_memory,
-        TreeSplit: State._on_memory,
-        TreeEvicted: State._on_memory,
-        TreeLocked: State._on_memory,
         RequestReceived: lambda state, event, body: state.requests.received(event, body),
         RequestConverted: lambda state, event, body: state.requests.converted(event, body),
         RequestTokenized: lambda state, event, body: state.requests.tokenized(event, body),
@@ -262,25 +186,41 @@ _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Folded:
-    """The last state and the history of the memory, a row for every event that moved tokens."""
+    """A fold that goes on with every `extend`: the last state, the history of the memory, and keyframes.
 
-    state: State
-    kv: list[KvRow]
+    Attributes:
+        kv: a row for every event that moved tokens. keyframes: copies of the engine's state on the way.
+        count: events folded.
+    """
+
+    def __init__(self, configured: EngineConfigured | None = None, every: int = KEYFRAME_EVERY) -> None:
+        self.state = State()
+        if configured is not None:
+            self.state.engine.configured = configured
+            self.state.ledger.configure(configured)
+        self.kv: list[KvRow] = []
+        self.keyframes = Keyframes(self.state.engine, every)
+        self.count = 0
+
+    def extend(self, events: Iterable[Event]) -> Folded:
+        """Fold further events, later than all before; returns itself."""
+        state, engine, kv, count = self.state, self.state.engine, self.kv, self.count
+        due = self.keyframes.due
+        for event in events:
+            state.apply(event)
+            count += 1
+            if engine.kv_changed:
+                kv.append(_kv_row(event, engine.ledger))
+            if count >= due:
+                due = self.keyframes.take(count, engine)
+        self.count = count
+        return self
 
 
 def fold(events: Iterable[Event], configured: EngineConfigured | None = None) -> Folded:
     """Fold `events` (in the order of time). `configured`: the engine's sizes, if no event says them."""
-    state = State(configured=configured)
-    if configured is not None:
-        state.ledger.configure(configured)
-    rows: list[KvRow] = []
-    for event in events:
-        state.apply(event)
-        if state.kv_changed:
-            rows.append(_kv_row(event, state.ledger))
-    return Folded(state, rows)
+    return Folded(configured).extend(events)
 
 
 def _kv_row(event: Event, ledger: Ledger) -> KvRow:

@@ -5,7 +5,7 @@ Every token slot is free, evictable (in the tree, unlocked), protected (in the t
 the single events, and the numbers that a batch states serve as the check.
 
 With pages, a page counts as taken as soon as one of its slots is, as in the paged allocator.
-Simplified: slots are counted, not mapped one by one; node keys are not kept.
+Simplified: slots are counted, not mapped one by one (`audit` maps them).
 
 Imports: events, numpy.
 """
@@ -13,6 +13,7 @@ Imports: events, numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,12 +35,12 @@ _TREE_REASONS = frozenset({"evict", "flush"})
 _SLOT_BYTES = 4
 
 
-@dataclass(slots=True)
-class Node:
-    """A node of the prefix tree: its parent's number and its own tokens."""
+class Node(NamedTuple):
+    """A node of the prefix tree: its parent's number, its own tokens, and their ids (int32)."""
 
     parent: int
     tokens: int
+    token_ids: bytes = b""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,8 @@ class Ledger:
 
     Attributes:
         private: tokens by rid. nodes: the tree by node number (the root is not in it).
-        sized: the true total is known.
+        locks: how often a request holds a node (and so all above it), by `(rid, node)`.
+        sized: the true total is known. tree_known: no event of the tree was lost since the start or a flush.
         exact: False before the sizes are known, and from a loss of events until a batch states its numbers.
     """
 
@@ -60,17 +62,27 @@ class Ledger:
     private_total: int = 0
     private: dict[str, int] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
+    locks: dict[tuple[str, int], int] = field(default_factory=dict)
     exact: bool = False
     sized: bool = False
+    tree_known: bool = False
     _pages: dict[str, set[int]] = field(default_factory=dict)
 
     def configure(self, body: EngineConfigured) -> None:
         """An empty memory of the configured size."""
-        self.sized = self.exact = True
+        self.sized = self.exact = self.tree_known = True
         self.total = self.free = body.max_total_num_tokens
         self.page_size = max(1, body.page_size)
         self.evictable = self.protected = self.private_total = 0
-        self.private, self.nodes, self._pages = {}, {}, {}
+        self.private, self.nodes, self.locks, self._pages = {}, {}, {}, {}
+
+    def copy(self) -> Ledger:
+        """An independent ledger with the same numbers."""
+        return Ledger(
+            self.total, self.page_size, self.free, self.evictable, self.protected, self.private_total,
+            dict(self.private), dict(self.nodes), dict(self.locks), self.exact, self.sized, self.tree_known,
+            {rid: set(pages) for rid, pages in self._pages.items()},
+        )  # fmt: skip
 
     def apply(self, body: Body) -> bool:
         """Move tokens as `body` says; False when it moves none."""
@@ -82,10 +94,7 @@ class Ledger:
             case TreeInserted():
                 self._insert(body)
             case TreeLocked():
-                moved = body.tokens if body.delta > 0 else -body.tokens
-                self.protected += moved
-                self.evictable -= moved
-                return moved != 0
+                return self._lock(body)
             case TreeSplit():
                 self._split(body)
                 return False
@@ -104,6 +113,7 @@ class Ledger:
         if not self.sized:
             self.total = in_pools + known
         self.exact = self.sized
+        self.tree_known = False
         self.private_total = self.total - in_pools
         self._set(UNKNOWN_OWNER, self.private_total - known)
 
@@ -127,13 +137,13 @@ class Ledger:
         if body.why in _TREE_REASONS and not body.rid:
             self.evictable -= tokens
             if body.why == "flush":
-                self.nodes = {}
+                self.nodes, self.locks, self.tree_known = {}, {}, True
         else:
             self._give_up(body.rid, tokens)
 
     def _insert(self, body: TreeInserted) -> None:
         tokens = self._release(body.rid, body.slots)
-        self.nodes[body.node] = Node(body.parent, tokens)
+        self.nodes[body.node] = Node(body.parent, tokens, body.token_ids)
         self.evictable += tokens
         self._give_up(body.rid, tokens)
 
@@ -141,9 +151,21 @@ class Ledger:
         lower = self.nodes.get(body.node)
         if lower is None:
             return
-        self.nodes[body.upper] = Node(lower.parent, body.at)
-        lower.parent = body.upper
-        lower.tokens -= body.at
+        cut = body.at * _SLOT_BYTES
+        self.nodes[body.upper] = Node(lower.parent, body.at, lower.token_ids[:cut])
+        self.nodes[body.node] = Node(body.upper, lower.tokens - body.at, lower.token_ids[cut:])
+
+    def _lock(self, body: TreeLocked) -> bool:
+        key = (body.rid, body.node)
+        held = self.locks.get(key, 0) + body.delta
+        if held > 0:
+            self.locks[key] = held
+        else:
+            self.locks.pop(key, None)
+        moved = body.tokens if body.delta > 0 else -body.tokens
+        self.protected += moved
+        self.evictable -= moved
+        return moved != 0
 
     def _give_up(self, rid: str, tokens: int) -> None:
         self.private_total -= tokens

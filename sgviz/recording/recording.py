@@ -13,14 +13,19 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from sgviz.errors import NotFound, suggest
+from sgviz.errors import BadRequest, NotFound, suggest
 from sgviz.events.schema import Event, ProcessStarted, TraceDropped
 from sgviz.events.time_stats import Stage, TimeStats, stages
 from sgviz.recording import tables
-from sgviz.recording.fold import Difference, Folded, State, fold
+from sgviz.recording.engine_fold import Difference
+from sgviz.recording.explain import Explainer
+from sgviz.recording.explanation import Explanation
+from sgviz.recording.fold import Folded, State
 from sgviz.recording.journey import TypeStep, journey
+from sgviz.recording.moment import Moment, moment
 from sgviz.recording.requests import RequestState
 from sgviz.recording.store import ClockAnchor, Header, StoredRun, UnknownEvent, read, write
+from sgviz.recording.waits import why_not_running
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -64,6 +69,7 @@ class Recording:
         self._lost: Callable[[], int] | None = None
         self._seen = -1
         self._folded: Folded | None = None
+        self._explainer: Explainer | None = None
         self._tables: dict[str, pd.DataFrame] = {}
 
     @classmethod
@@ -93,11 +99,21 @@ class Recording:
         seen = self._total() if self._total else -1
         if seen >= 0 and seen == self._seen:
             return self
-        events = self._snapshot()
-        if len(events) != len(self._events) or (events and events[-1] is not self._events[-1]):
-            self._events, self._folded, self._tables = events, None, {}
+        self._take(self._snapshot())
         self._seen = seen
         return self
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """Go on with `events`: fold only what is new, unless something came or went in between."""
+        old, known = self._events, len(self._events)
+        if len(events) == known and (not known or events[-1] is old[-1]):
+            return
+        grown = 0 < known <= len(events) and events[0] is old[0] and events[known - 1] is old[-1]
+        self._events, self._tables, self._explainer = events, {}, None
+        if grown and self._folded is not None:
+            self._folded.extend(events[known:])
+        else:
+            self._folded = None
 
     def freeze(self) -> Recording:
         """This moment of a live recording, for several looks at the same state."""
@@ -105,7 +121,8 @@ class Recording:
         if self._snapshot is None:
             return self
         frozen = Recording(self._events, self._full_header(), unknown=self._unknown, source=self.source)
-        frozen._folded, frozen._tables, frozen._lost = self._folded, dict(self._tables), self._lost
+        frozen._tables, frozen._lost = dict(self._tables), self._lost
+        frozen._folded, self._folded = self._folded, None  # it belongs to one: the live one goes on
         return frozen
 
     # ------------------------------------------------------------ tables
@@ -134,6 +151,11 @@ class Recording:
     def kv(self) -> pd.DataFrame:
         """KV tokens by state over time, folded from `pool.*` and `tree.*`; see `tables.kv_table`."""
         return self._table("kv", lambda: tables.kv_table(self._fold().kv, self.t0))
+
+    def stamped(self) -> Sequence[Event]:
+        """The events themselves, in the order of time, for folds that are no table."""
+        self.refresh()
+        return self._events
 
     def events_of(self, rid: str) -> pd.DataFrame:
         """The rows of `events` that name the request, as their subject or among others."""
@@ -173,6 +195,59 @@ class Recording:
     def stages(self, rid: str) -> list[Stage]:
         """The stages of the request end to end; their sum is its whole time."""
         return stages(self.time_stats(rid))
+
+    # ------------------------------------------------------------ why
+
+    def explain(self, rid: str) -> Explanation:
+        """Where the request's time went: intervals with causes and names that lie end to end.
+
+        Raises:
+            NotFound: the recording has no such rid.
+        """
+        request = self.request(rid)
+        return self.explainer().explain(request)
+
+    def explainer(self) -> Explainer:
+        """What explains requests of this recording one after the other; computed once."""
+        self.refresh()
+        if self._explainer is None:
+            self._explainer = Explainer(self._events, self._state, self.t_end)
+        return self._explainer
+
+    def why_not_running(self, at: float | None = None, *, iteration: int | None = None) -> pd.DataFrame:
+        """Each request that waits at a moment, in the order of the queue, with cause, blockers and numbers.
+
+        Args:
+            at: ms since the first event; None (and no `iteration`): now, the end of the recording.
+        """
+        moment = self.at(iteration=iteration, time=at)
+        return why_not_running(self.explainer(), moment, self._requests(), self.t0)
+
+    def at(
+        self, *, iteration: int | None = None, time: float | None = None, count: int | None = None
+    ) -> Moment:
+        """The state at a moment: queue, running batch, pools, radix tree. Without arguments: the end.
+
+        Args:
+            iteration: after everything that happened up to the end of this turn of the loop.
+            time: ms since the first event, like the tables' `t_ms`. count: after so many events.
+
+        Raises:
+            BadRequest: more than one is given, or the recording has no such moment.
+        """
+        self.refresh()
+        keyframes, events = self._fold().keyframes, self._events
+        if sum(given is not None for given in (iteration, time, count)) > 1:
+            raise BadRequest("at() takes one of iteration, time and count, not several")
+        if iteration is not None:
+            count = keyframes.count_until_iteration(events, iteration)
+        elif time is not None:
+            count = keyframes.count_until_time(events, self.t0 + round(time * 1e6))
+        elif count is None:
+            count = len(events)
+        if not 0 <= count <= len(events):
+            raise BadRequest(f"count {count} is not between 0 and the {len(events)} events recorded")
+        return moment(keyframes.after(events, count), count, self.t0)
 
     # ------------------------------------------------------------ the whole
 
@@ -238,7 +313,7 @@ class Recording:
 
     def _fold(self) -> Folded:
         if self._folded is None:
-            self._folded = fold(self._events, self.header.configured)
+            self._folded = Folded(self.header.configured).extend(self._events)
         return self._folded
 
     @property

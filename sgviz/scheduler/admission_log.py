@@ -1,6 +1,7 @@
 """Turns verdicts into events, edge-triggered: a refusal is told when its reason changes, not every step.
 
-Observation stays O(1) a step however long the queue is. Imports: events, batch.
+Its repeats are counted and told once, when it is over. Observation stays O(1) a step however long the queue
+is. Imports: events, batch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from sgviz.batch.req import Req
 from sgviz.cache.kv_cache import Match
 from sgviz.events import Reason, Tracer, schema
-from sgviz.scheduler.prefill_adder import Admitted, Verdict
+from sgviz.scheduler.prefill_adder import Admitted, Refused, Verdict
 
 
 class AdmissionLog:
@@ -18,6 +19,9 @@ class AdmissionLog:
         self._trace = trace
         self._refused: tuple[str, Reason] | None = None
         self._stopped: tuple[str, Reason] | None = None
+        self._repeats = 0
+        self._last: Refused | None = None
+        self._last_ns = 0
 
     def matched(self, req: Req, match: Match, limit: int) -> None:
         if self._trace.on:
@@ -29,7 +33,11 @@ class AdmissionLog:
             return
         if isinstance(verdict, Admitted):
             self._admitted(verdict)
-        elif self._refused != (verdict.req.rid, verdict.reason):
+        elif self._refused == (verdict.req.rid, verdict.reason):
+            self._repeats += 1
+            self._last, self._last_ns = verdict, self._trace.clock.now()
+        else:
+            self._over()
             self._refused = (verdict.req.rid, verdict.reason)
             self._trace.emit(
                 schema.AdmitRefused(
@@ -48,6 +56,7 @@ class AdmissionLog:
 
     def _admitted(self, verdict: Admitted) -> None:
         req = verdict.req
+        self._over()
         self._refused = self._stopped = None
         self._trace.emit(
             schema.AdmitOk(
@@ -66,3 +75,19 @@ class AdmissionLog:
         if verdict.chunked or verdict.continued:
             end = verdict.prefix + verdict.extend
             self._trace.emit(schema.ChunkCut(rid=req.rid, start=verdict.prefix, end=end, total=req.seqlen))
+
+    def _over(self) -> None:
+        """What was refused again and again until now is decided otherwise: tell how often."""
+        last, count = self._last, self._repeats
+        self._last, self._repeats = None, 0
+        if last is not None:
+            self._trace.emit(
+                schema.AdmitRepeated(
+                    rid=last.req.rid,
+                    reason=last.reason,
+                    count=count,
+                    need=last.need,
+                    have=last.have,
+                    last_ns=self._last_ns,
+                )
+            )

@@ -56,9 +56,16 @@ def _matched_stop(req: Req, decode: Decode) -> str | None:
 
 
 def _tail(req: Req, decode: Decode) -> str:
-    """Text of the last tokens, long enough to hold any stop string: a token has at least one byte."""
-    longest = max(len(stop.encode()) for stop in req.sampling_params.stop_strings)
-    return decode(req.output_ids[-(longest + 1) :])
+    """Text of the last tokens, long enough to hold any stop string: a token has at least one byte.
+
+    Decoded once a token, though asked for twice: by the finish rules and by the streamer.
+    """
+    length, text = req.tail
+    if length != len(req.output_ids):
+        longest = max(len(stop.encode()) for stop in req.sampling_params.stop_strings)
+        text = decode(req.output_ids[-(longest + 1) :])
+        req.tail = len(req.output_ids), text
+    return text
 
 
 def _overlap(text: str, stop: str) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from sgviz.batch.req import Req
-from sgviz.events import schema
+from sgviz.events import Reason, schema
 from sgviz.messages import (
     AbortReq,
     ConfigureTraceReq,
@@ -108,20 +108,21 @@ class Intake:
         state.waiting_queue.append(req)
         self._emit_entered(req)
 
-    def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int] | None:
-        """`(message, status)` if the request cannot be taken."""
+    def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int, Reason | None] | None:
+        """`(message, status, limit it can never keep)` if the request cannot be taken."""
         state, limits = self._state, self._state.limits
         length = len(message.input_ids)
         if message.rid in state.live:
-            return f"request id {message.rid!r} is already running", 400
+            return f"request id {message.rid!r} is already running", 400, None
         if length > limits.max_req_input_len:
             return (
                 f"the prompt has {length} tokens; at most {limits.max_req_input_len} fit "
                 f"(KV pool {limits.max_total_num_tokens} tokens)",
                 400,
+                Reason.NEVER_FITS,
             )
         if limits.max_queued_requests is not None and len(state.waiting_queue) >= limits.max_queued_requests:
-            return f"the queue is full ({limits.max_queued_requests} requests wait); try again later", 503
+            return f"the queue is full ({limits.max_queued_requests} requests wait); try again later", 503, None
         return None
 
     def _max_new_tokens(self, message: TokenizedGenerateReqInput) -> int:
@@ -172,7 +173,8 @@ class Intake:
         self._to_tokenizer.send(reply)
 
     def _internal_state(self, message: GetInternalStateReq) -> None:
-        self._to_tokenizer.send(GetInternalStateReqOutput(id=message.id, state=internal_state(self._state)))
+        # through the detokenizer, which adds its own account
+        self._to_detokenizer.send(GetInternalStateReqOutput(id=message.id, state=internal_state(self._state)))
 
     def _configure_trace(self, message: ConfigureTraceReq) -> None:
         self._state.trace.on = message.on

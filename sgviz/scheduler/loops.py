@@ -1,7 +1,8 @@
 """The event loops, as twin generators that differ only in whose result is processed (facts 5.4).
 
 Each yields at named stops and never waits itself: a server drains it and blocks at IDLE, a debugger
-advances it stop by stop. Imports: the scheduler.
+advances it stop by stop. A batch whose sampling must know the result before it (`OverlapRules`) is launched without
+sampling, and sampled when that result is in. Imports: the scheduler.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ def event_loop_overlap(scheduler: Scheduler) -> Iterator[Stop]:
         yield Stop.RECEIVED
         batch = scheduler.plan()
         yield Stop.PLANNED
+        if pending is not None and scheduler.must_process_first(pending, batch):
+            scheduler.process(pending)
+            yield Stop.PROCESSED
+            pending = None
         launched = None
         if batch is not None:
             launched = scheduler.launch(batch)
@@ -48,6 +53,8 @@ def event_loop_overlap(scheduler: Scheduler) -> Iterator[Stop]:
         elif launched is None:
             scheduler.on_idle()
             yield Stop.IDLE
+        if launched is not None:
+            launched.launch.sample()  # goes on where it was held back, else nothing
         pending = launched
     if pending is not None:
         scheduler.process(pending)

@@ -2,20 +2,34 @@
 
 A policy is any object with a `name` and an `order(waiting, view)` that returns the same requests in
 another order; it reads requests and the `PolicyView` and changes neither. Cache-aware policies act as
-fcfs without a radix cache, and lpm also with a long queue. Imports: batch, cache, events.
+fcfs without a radix cache, and lpm also with a long queue. One of your own, whole:
+
+    class ShortestPromptFirst:
+        name = "shortest-prompt-first"
+
+        def order(self, waiting, view):
+            return sorted(waiting, key=lambda req: len(req.origin_input_ids) - view.matched(req))
+
+    Engine(schedule_policy=ShortestPromptFirst())                              # components as threads
+    Engine(mode="processes", schedule_policy="my_policies.py:ShortestPromptFirst")     # or module:Class
+
+`sgviz serve --schedule-policy` takes the names too. A policy that raises, drops or doubles a request is
+reported (`policy.failed`, and in the log), and that plan is made in order of arrival.
+Imports: batch, cache, events.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from sgviz.batch.req import Req
 from sgviz.cache.radix_cache import RadixCache
 from sgviz.errors import ConfigError, suggest
 from sgviz.events import Tracer
 from sgviz.scheduler.state import SchedulerState
+from sgviz.scheduler.user_policy import is_user_policy, load_policy
 
 LPM_QUEUE_LIMIT = 128
 IN_BATCH_CHECK_THRESHOLD = 32  # only requests with at most this much cached are compared with each other
@@ -163,10 +177,17 @@ _POLICIES: dict[str, Callable[[int], SchedulePolicy]] = {
 
 
 def make_policy(name: str, seed: int) -> SchedulePolicy:
-    """The built-in policy of that name; ConfigError with the nearest name otherwise."""
+    """The policy of that name: a built-in one, or the user's own as module:Class or file.py:Class.
+
+    Raises:
+        ConfigError: there is none (the nearest name is told), or the user's cannot be loaded.
+    """
+    if is_user_policy(name):
+        return cast(SchedulePolicy, load_policy(name))
     if name not in _POLICIES:
         raise ConfigError(
-            f"schedule_policy {name!r} is not one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}",
+            f"schedule_policy {name!r} is not one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}, "
+            "nor module:Class or file.py:Class",
             param="schedule_policy",
         )
     return _POLICIES[name](seed)

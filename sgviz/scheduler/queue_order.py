@@ -14,12 +14,15 @@ log = logging.getLogger(__name__)
 
 def order_queue(waiting: list[Req], policy: SchedulePolicy, view: PolicyView, trace: Tracer) -> list[Req]:
     """The queue in the policy's order. A policy that raises, drops or doubles a request is reported, and
-    the queue keeps its order."""
+    the queue goes on in order of arrival."""
     if not waiting:
         return waiting
     shown = tuple(waiting)  # a policy cannot change the queue by sorting or popping what it is given
     try:
-        ordered = list(policy.order(shown, view))
+        answer = policy.order(shown, view)
+        if answer is shown:
+            return waiting
+        ordered = list(answer)
     except Exception as error:
         return _failed(waiting, policy, f"raised {type(error).__name__}: {error}", trace)
     fault = _fault(waiting, ordered)
@@ -48,10 +51,18 @@ def _fault(waiting: Sequence[Req], ordered: Sequence[Req]) -> str:
 
 
 def _failed(waiting: list[Req], policy: SchedulePolicy, fault: str, trace: Tracer) -> list[Req]:
-    log.error("schedule policy %s %s; the queue keeps its order", _name(policy), fault)
+    log.error("schedule policy %s %s; this plan is made in order of arrival", _name(policy), fault)
     if trace.on:
         trace.emit(schema.PolicyFailed(policy=_name(policy), fault=fault))
-    return waiting
+    arrived = sorted(waiting, key=_entered)  # an earlier plan may have left another order behind
+    if trace.on and (moves := _moves(waiting, arrived)):
+        trace.emit(schema.QueueSorted(policy="fcfs", moves=moves))
+    return arrived
+
+
+def _entered(req: Req) -> int:
+    """When the request entered the queue; after a retraction that was a second time."""
+    return req.requeued_ns or req.time_stats.wait_queue_entry
 
 
 def _name(policy: SchedulePolicy) -> str:

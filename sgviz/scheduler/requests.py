@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sgviz.batch.req import Req
-from sgviz.events import schema
+from sgviz.events import Reason, schema
 from sgviz.messages import AbortReq, FinishReason, HealthCheckOutput
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.state import SchedulerState
@@ -49,12 +49,12 @@ class RequestEnder:
             req.finished_output = True  # a late result that it is a member of must not send it again
             self._to_tokenizer.send(AbortReq(rid=req.rid, finished_reason=req.finished_reason))
 
-    def refuse(self, rid: str, message: str, status_code: int) -> None:
-        """Answer a request that never became one."""
+    def refuse(self, rid: str, message: str, status_code: int, cause: Reason | None = None) -> None:
+        """Answer a request that never became one. `cause`: the limit it can never keep, if that is why."""
         kind = "BadRequestError" if status_code == 400 else "ServiceUnavailableError"
         reason = FinishReason(type="abort", message=message, status_code=status_code, err_type=kind)
         if self._state.trace.on:
-            self._state.trace.emit(schema.RequestAborted(rid=rid, where="intake", why=message))
+            self._state.trace.emit(schema.RequestAborted(rid=rid, where="intake", why=message, reason=cause))
         self._to_tokenizer.send(AbortReq(rid=rid, finished_reason=reason))
 
     def abort(self, rid: str, why: str) -> None:

@@ -19,6 +19,7 @@ from sgviz.scheduler.launched import Launched
 from sgviz.scheduler.loops import event_loop_normal, event_loop_overlap
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.scheduler.output_streamer import OutputStreamer
+from sgviz.scheduler.overlap_rules import OverlapRules
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.scheduler.requests import RequestEnder
@@ -39,6 +40,7 @@ class Scheduler:
         inbox: messages from the TokenizerManager. to_tokenizer, to_detokenizer: where replies and output go.
         decode: token ids to text, for stop strings.
         policy: an object that replaces the named policy of the settings.
+        rules: when the overlap loop may not run ahead; None: as the settings say.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Scheduler:
         decode: Decode,
         trace: Tracer,
         policy: SchedulePolicy | None = None,
+        rules: OverlapRules | None = None,
     ) -> None:
         self.state = state = _make_state(settings, worker, trace)
         self.worker = worker
         self._inbox = inbox
         self._overlap = not settings.schedule.disable_overlap_schedule
+        self._rules = rules or OverlapRules(settings.schedule)
         streamer = OutputStreamer(state, to_detokenizer, decode)
         ender = RequestEnder(state, streamer, to_tokenizer)
         chosen = policy or make_policy(settings.schedule.schedule_policy, settings.model.random_seed)
@@ -86,6 +90,11 @@ class Scheduler:
         self.intake.receive()
         return not self.intake.shutdown
 
+    def progress(self) -> tuple[int, bool]:
+        """For a watchdog on another thread: the turn's number, and whether somebody waits for it to end."""
+        state = self.state
+        return state.trace.iteration, bool(state.live) or state.pending_results > 0
+
     def plan(self) -> ScheduleBatch | None:
         batch = self.planner.get_next_batch_to_run()
         self.state.last_batch = batch
@@ -99,7 +108,7 @@ class Scheduler:
         for req in batch.reqs:
             if req is not batch.chunked_req:
                 req.inflight += 1
-        launch = self.worker.launch(batch)
+        launch = self.worker.launch(batch, delay_sample=self._rules.must_delay_sample(batch))
         state.pending_results += 1
         if state.trace.on:
             body = schema.BatchLaunched(
@@ -107,6 +116,10 @@ class Scheduler:
             )
             state.trace.emit(body)
         return Launched.of(batch, launch)
+
+    def must_process_first(self, pending: Launched, batch: ScheduleBatch | None) -> bool:
+        """Overlap is off for `batch`: the result under way comes first."""
+        return self._rules.must_process_first(pending, batch)
 
     def process(self, launched: Launched) -> None:
         """Wait for the result of a launch and put it into the requests."""

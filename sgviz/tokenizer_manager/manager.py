@@ -152,7 +152,7 @@ class TokenizerManager:
         return reply
 
     async def get_internal_state(self, timeout: float = REPLY_TIMEOUT_S) -> GetInternalStateReqOutput:
-        """The scheduler's account of itself: queue lengths, pool counts, limits.
+        """The engine's account of itself: queue lengths, pool counts, limits, and who knows how many requests.
 
         Raises:
             Unavailable: it did not answer in time.
@@ -160,6 +160,7 @@ class TokenizerManager:
         self.start()
         reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
         assert isinstance(reply, GetInternalStateReqOutput)
+        reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state)
         return reply
 
     async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> bool:

@@ -1,12 +1,13 @@
 """The answer's shape: SGLang's `{"text", "output_ids", "meta_info"}`, made only when somebody reads it.
 
-Imports: events, and the state it reads.
+Imports: errors, events, and the state it reads.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from sgviz.errors import from_status
 from sgviz.events.clock import WallClock
 from sgviz.events.time_stats import TimeStats, end_to_end_ns, stages
 from sgviz.tokenizer_manager.state import ReqState
@@ -57,11 +58,11 @@ class OutputBuilder:
             meta["output_token_logprobs_length"] = len(state.token_logprobs)
             meta["output_top_logprobs"] = list(state.top_logprobs)
         if state.finished:
-            meta.update(self._times(state.stats, state.completion_tokens))
+            meta.update(self._times(state.stats, state.completion_tokens, stream=state.obj.stream))
         return meta
 
-    def _times(self, stats: TimeStats, completion_tokens: int) -> dict[str, Any]:
-        first = stats.first_token
+    def _times(self, stats: TimeStats, completion_tokens: int, *, stream: bool) -> dict[str, Any]:
+        first = _first_token(stats, stream=stream)
         decoding = stats.finished - first if first else 0
         return {
             "e2e_latency": end_to_end_ns(stats) / NS,
@@ -78,3 +79,18 @@ class OutputBuilder:
     def _calendar(self, stamp: int) -> float | None:
         """Unix seconds of a stamp; None if it was not reached."""
         return (stamp + self._offset) / NS if stamp else None
+
+
+def _first_token(stats: TimeStats, *, stream: bool) -> int:
+    """When the first token was there (0: never); unstreamed, as it arrives with the last, in the scheduler."""
+    return (
+        stats.first_token if stream or not stats.first_token else stats.prefill_finished or stats.first_token
+    )
+
+
+def raise_failure(item: Output | list[Output]) -> None:
+    """Raise the error that an output stands for if the engine ended it with a status of its own."""
+    for output in item if isinstance(item, list) else [item]:
+        reason = output["meta_info"].get("finish_reason") or {}
+        if reason.get("type") == "abort" and reason.get("status_code"):
+            raise from_status(reason["status_code"], reason["message"])

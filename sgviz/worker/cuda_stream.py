@@ -63,15 +63,28 @@ class CudaStreams:
         self._anchor.synchronize()
         self._anchor_ns = time.monotonic_ns()
 
-    def run(
-        self, work: Callable[[], Sampled], sampling: SamplingBatch, bid: int, forward_pass_id: int
-    ) -> InFlight:
-        """Enqueue `work` and the copy of what it sampled."""
+    def begin(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.Event, Tensor]:
+        """Enqueue the first half of a forward whose sampling waits; what it gave, and the event of its start."""
         started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._forward):
+            started.record(self._forward)
+            return started, work()
+
+    def run(
+        self,
+        work: Callable[[], Sampled],
+        sampling: SamplingBatch,
+        bid: int,
+        forward_pass_id: int,
+        started: torch.cuda.Event | None = None,
+    ) -> InFlight:
+        """Enqueue `work` and the copy of what it sampled; `started`: of the half that `begin` enqueued."""
+        first = started or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._forward):
-            started.record(self._forward)
+            if started is None:
+                first.record(self._forward)
             sampled = work()
             ended.record(self._forward)
         self._copy.wait_event(ended)
@@ -90,7 +103,7 @@ class CudaStreams:
             forward_pass_id=forward_pass_id,
             anchor=self._anchor,
             anchor_ns=self._anchor_ns,
-            started=started,
+            started=first,
             ended=ended,
             copied=copied,
         )
@@ -113,6 +126,9 @@ class CudaLaunch:
         self.bid = bid
         self.forward_pass_id = forward_pass_id
         self._future = future
+
+    def sample(self) -> None:
+        """It samples by itself."""
 
     def done(self) -> bool:
         if not self._future.done():

@@ -14,19 +14,24 @@ from sgviz.worker.kv_budget import (
     usable_context,
 )
 from sgviz.worker.protocol import Worker, WorkerInfo
+from sgviz.worker.sim.hardware import DEVICE_PREFIX
 
 MOCK_EOS_EVERY = 256  # a mock answer without a limit ends after about so many tokens
 MOCK_ITEMSIZE = 4  # memory is planned as if the model ran in float32
 
 
 def make_worker(settings: Settings) -> Worker:
-    """The worker for `settings`: `device="mock"` loads no weights, everything else does.
+    """The worker for `settings`: `device="mock"` and `device="sim:..."` load no weights, everything else does.
 
     Raises:
         StartupError: the model is unknown or cannot be loaded. ConfigError: a setting does not fit it.
     """
     if settings.model.device == "mock":
         return _mock(settings)
+    if settings.model.device.startswith(DEVICE_PREFIX):
+        from sgviz.worker.sim.build import make_sim_worker
+
+        return make_sim_worker(settings)
     from sgviz.worker.tp_worker import TpModelWorker
 
     return TpModelWorker(

@@ -24,7 +24,7 @@ from sgviz.errors import SgvizError
 from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
 from sgviz.worker.random_bits import mix64
 from sgviz.worker.snapshot import BatchSnapshot, Ints
-from sgviz.worker.stream import CpuStream, InlineStream, ManualStream, Stream, WorkerLaunch
+from sgviz.worker.stream import CpuStream, DelayedLaunch, InlineStream, ManualStream, Stream, WorkerLaunch
 
 Duration = float | Callable[[ScheduleBatch], float]
 TokenRule = Callable[[str, int, int], int | None]
@@ -67,6 +67,7 @@ class _Forward:
     seconds: float
     known: list[list[int]] | None
     return_logprob: bool
+    start_ns: int = 0
 
 
 class MockWorker:
@@ -119,7 +120,7 @@ class MockWorker:
             raise ValueError("complete() needs MockWorker(manual=True); this one runs by itself")
         return self._manual.step(count)
 
-    def launch(self, batch: ScheduleBatch) -> WorkerLaunch:
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> WorkerLaunch | DelayedLaunch:
         """Start the forward of `batch`. Raises BadBatch for a batch whose lists disagree."""
         duration = self._duration
         forward = _Forward(
@@ -132,7 +133,15 @@ class MockWorker:
         )
         self._launched += 1
         number = self._launched
-        return WorkerLaunch(batch.bid, number, self._stream.submit(lambda: self._run(forward, number)))
+        if delay_sample:
+            read = self._stream.submit(lambda: self._forward(forward))
+            return DelayedLaunch(batch.bid, number, lambda: self._begin(forward, number, read.result))
+        return self._begin(forward, number, lambda: self._forward(forward))
+
+    def _begin(self, forward: _Forward, number: int, bits: Callable[[], Bits]) -> WorkerLaunch:
+        return WorkerLaunch(
+            forward.batch.bid, number, self._stream.submit(lambda: self._sample(forward, number, bits()))
+        )
 
     def forget(self, rows: list[int]) -> None:
         """The rows' last tokens are dropped, behind the launches that may still read them."""
@@ -146,22 +155,24 @@ class MockWorker:
     def _forget(self, rows: list[int]) -> None:
         self._future_map[[row for row in rows if row < len(self._future_map)]] = UNKNOWN
 
-    def _run(self, forward: _Forward, number: int) -> GenerationBatchResult:
-        start = time.monotonic_ns()
-        batch = forward.batch
-        self._write(batch)
-        found = self._read(batch)
+    def _forward(self, forward: _Forward) -> Bits:
+        """Write the new positions and hash every request's history: what stands for the logits."""
+        forward.start_ns = time.monotonic_ns()
+        self._write(forward.batch)
+        found = self._read(forward.batch)
         if forward.known is not None:
             _compare(forward, found)
-        bits = self._tokens.hash(found)
+        return self._tokens.hash(found)
+
+    def _sample(self, forward: _Forward, number: int, bits: Bits) -> GenerationBatchResult:
         tokens = self._choose(forward, bits)
-        self._store(batch.rows, tokens)
-        self._sleep(forward.seconds, start)
+        self._store(forward.batch.rows, tokens)
+        self._sleep(forward.seconds, forward.start_ns)
         result = GenerationBatchResult(
-            bid=batch.bid,
+            bid=forward.batch.bid,
             next_token_ids=tokens,
             forward_pass_id=number,
-            start_ns=start,
+            start_ns=forward.start_ns,
             end_ns=time.monotonic_ns(),
         )
         if forward.return_logprob:

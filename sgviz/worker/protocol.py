@@ -24,6 +24,7 @@ class WorkerInfo:
         context_len: positions the model can address.
         eos_token_ids: ids that end an answer (model and generation config together).
         bytes_per_token: KV bytes one token costs, all layers.
+        simulated: times come from a cost model, tokens from a rule.
     """
 
     model: str
@@ -36,6 +37,7 @@ class WorkerInfo:
     num_layers: int = 0
     bytes_per_token: int = 0
     weight_bytes: int = 0
+    simulated: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +69,12 @@ class Launch(Protocol):
 
     def done(self) -> bool: ...
 
+    def sample(self) -> None:
+        """Begin the sampling that `launch(..., delay_sample=True)` left out; nothing to do for other launches."""
+        ...
+
     def result(self) -> GenerationBatchResult:
-        """Wait for the forward. Raises what the forward raised."""
+        """Wait for the forward. Raises what the forward raised, SgvizError if its sampling was never begun."""
         ...
 
 
@@ -77,8 +83,13 @@ class Worker(Protocol):
 
     info: WorkerInfo
 
-    def launch(self, batch: ScheduleBatch) -> Launch:
-        """Start the forward of `batch` behind those already launched, and return at once."""
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
+        """Start the forward of `batch` behind those already launched, and return at once.
+
+        Args:
+            delay_sample: compute the logits, but sample only when `Launch.sample` is called. Nothing else may be
+                launched before that.
+        """
         ...
 
     def forget(self, rows: list[int]) -> None:

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from sgviz.errors import Unavailable
-from sgviz.worker.protocol import GenerationBatchResult
+from sgviz.errors import SgvizError, Unavailable
+from sgviz.worker.protocol import GenerationBatchResult, Launch
 
 T = TypeVar("T")
 EXIT_GRACE = 5.0  # seconds a stream nobody closed gets to finish when it is collected or Python ends
@@ -148,9 +148,41 @@ class WorkerLaunch:
         self.forward_pass_id = forward_pass_id
         self._future = future
 
+    def sample(self) -> None:
+        """It samples by itself."""
+
     def done(self) -> bool:
         return self._future.done()
 
     def result(self) -> GenerationBatchResult:
         """Wait for the forward. Raises what it raised, however often it is asked."""
         return self._future.result()
+
+
+class DelayedLaunch:
+    """A forward whose sampling waits for `sample()`; satisfies `worker.protocol.Launch`.
+
+    Args:
+        begin: puts the sampling on the stream behind the forward; called once.
+    """
+
+    __slots__ = ("_begin", "_launch", "bid", "forward_pass_id")
+
+    def __init__(self, bid: int, forward_pass_id: int, begin: Callable[[], Launch]) -> None:
+        self.bid = bid
+        self.forward_pass_id = forward_pass_id
+        self._begin = begin
+        self._launch: Launch | None = None
+
+    def sample(self) -> None:
+        if self._launch is None:
+            self._launch = self._begin()
+
+    def done(self) -> bool:
+        return self._launch is not None and self._launch.done()
+
+    def result(self) -> GenerationBatchResult:
+        """Wait for the sampling. Raises SgvizError if it was never begun: that wait would not end."""
+        if self._launch is None:
+            raise SgvizError(f"batch {self.bid} waits for its sampling: call sample() before result()")
+        return self._launch.result()

@@ -25,12 +25,15 @@ from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
 from sgviz.worker.sampler import Sampled, Sampler
 from sgviz.worker.sampling_batch import Ints, SamplingBatch
 from sgviz.worker.snapshot import BatchSnapshot
-from sgviz.worker.stream import CpuStream, WorkerLaunch
+from sgviz.worker.stream import CpuStream, DelayedLaunch, WorkerLaunch
 
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """One launch as the stream sees it; nothing in it follows the scheduler."""
+    """One launch as the stream sees it; nothing in it follows the scheduler.
+
+    `logits`, `started`, `start_ns`, `error`: what the forward left for a sampling that was delayed.
+    """
 
     bid: int
     number: int
@@ -38,6 +41,10 @@ class _Work:
     sampling: SamplingBatch
     rows: Ints
     decode_rows: int
+    logits: Tensor | None = None
+    started: torch.cuda.Event | None = None
+    start_ns: int = 0
+    error: Exception | None = None
 
 
 class TpModelWorker:
@@ -95,12 +102,19 @@ class TpModelWorker:
         if torch_threads is not None:
             self._stream.submit(lambda: torch.set_num_threads(torch_threads)).result()
 
-    def launch(self, batch: ScheduleBatch) -> Launch:
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         """Start the forward of `batch` behind those already launched.
 
         Raises BadBatch for a batch whose lists disagree, Unavailable after `close`.
         """
         work = self._snapshot(batch)
+        if not delay_sample:
+            return self._submit(work)
+        self._stream.submit(lambda: self._run_forward(work))
+        return DelayedLaunch(work.bid, work.number, lambda: self._submit(work))
+
+    def _submit(self, work: _Work) -> Launch:
+        """Put the forward, or what is left of it, on the stream."""
         cuda = self._cuda
         if cuda is None:
             return WorkerLaunch(work.bid, work.number, self._stream.submit(lambda: self._run_on_cpu(work)))
@@ -156,24 +170,43 @@ class TpModelWorker:
 
     # Everything below runs on the stream.
 
+    def _run_forward(self, work: _Work) -> None:
+        """The half before a delayed sampling. What it raises is raised by whoever waits for the sampling."""
+        try:
+            work.start_ns = time.monotonic_ns()
+            if self._cuda is None:
+                work.logits = self._logits(work)
+            else:
+                work.started, work.logits = self._cuda.begin(lambda: self._logits(work))
+        except Exception as error:
+            work.error = error
+
     def _run_on_cpu(self, work: _Work) -> GenerationBatchResult:
-        start = time.monotonic_ns()
+        start = work.start_ns or time.monotonic_ns()
         sampled = self._forward_and_sample(work)
         return to_result(sampled, work.sampling, work.bid, work.number, start, time.monotonic_ns())
 
     def _run_on_cuda(self, work: _Work, cuda: CudaStreams) -> InFlight:
-        return cuda.run(lambda: self._forward_and_sample(work), work.sampling, work.bid, work.number)
+        return cuda.run(
+            lambda: self._forward_and_sample(work), work.sampling, work.bid, work.number, work.started
+        )
 
     @torch.inference_mode()
     def _forward_and_sample(self, work: _Work) -> Sampled:
+        if work.error is not None:
+            raise work.error
+        logits = self._logits(work) if work.logits is None else work.logits
+        sampled = self._sampler.sample(logits, work.sampling)
+        self._future_map.store(torch.from_numpy(work.rows).to(self.device), sampled.tokens)
+        return sampled
+
+    @torch.inference_mode()
+    def _logits(self, work: _Work) -> Tensor:
         batch = _move(work.forward, self.device)
         rows = torch.from_numpy(work.rows).to(self.device)
         self._future_map.reserve(int(work.rows.max(initial=0)))
         batch.input_ids = self._future_map.resolve(batch.input_ids, rows[len(rows) - work.decode_rows :])
-        logits = self.runner.forward(batch)
-        sampled = self._sampler.sample(logits, work.sampling)
-        self._future_map.store(rows, sampled.tokens)
-        return sampled
+        return self.runner.forward(batch)
 
     @torch.inference_mode()
     def _forget(self, rows: list[int]) -> None:

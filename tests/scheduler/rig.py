@@ -19,6 +19,7 @@ from sgviz.messages import (
     FinishReason,
     FlushCacheReqInput,
     FlushCacheReqOutput,
+    GetInternalStateReqOutput,
     SamplingParams,
     TokenizedGenerateReqInput,
 )
@@ -213,6 +214,8 @@ class Rig:
         for message in self.to_detokenizer.drain():
             if isinstance(message, BatchTokenIDOutput):
                 self._take(message)
+            elif isinstance(message, GetInternalStateReqOutput):
+                self.replies.append(message)  # it goes the long way, so that the detokenizer can add its part
         for message in self.to_tokenizer.drain():
             if isinstance(message, AbortReq):
                 answer = self.answers[message.rid]

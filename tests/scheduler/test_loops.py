@@ -154,7 +154,7 @@ class Broken(MockWorker):
         )
         self._where, self._number = where, 0
 
-    def launch(self, batch: ScheduleBatch) -> WorkerLaunch:
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> WorkerLaunch:
         self._number += 1
         if self._number < 3:
             return super().launch(batch)

@@ -174,3 +174,72 @@ def test_a_cut_prompt_gives_way_before_the_last_request_is_aborted() -> None:
     assert [body.rid for body in rig.bodies(RequestRetracted)] == [second]
     assert rig.answers[first].reason == rig.answers[second].reason == "length"
     assert len(rig.answers[first].output_ids) == 100
+
+
+class TestResultUnderWay:
+    """Overlap: a request can be retracted while a forward that it is a member of has not been processed."""
+
+    def caught(self) -> tuple[Rig, Req, Req]:
+        """`new` has its prefill under way; for the next position of `old` and `new` there is no room."""
+        rig = Rig(tokens=128, disable_overlap_schedule=False)
+        old = rig.submit(range(10), 20, rid="old")
+        rig.until_true(lambda: len(rig.answers[old].output_ids) == 4)
+        new = rig.submit(range(50, 60), 20, rid="new")
+        rig.until_true(lambda: new in rig.state.live and rig.state.live[new].inflight == 1)
+        holder = fill(rig, rig.state.cache.room())
+        assert rig.stop() is Stop.PROCESSED
+        self.holder = holder
+        return rig, rig.state.live[old], rig.state.live[new]
+
+    def test_the_late_token_is_not_taken(self) -> None:
+        rig, old, new = self.caught()
+        rig.until(Stop.LAUNCHED)
+        assert [body.rid for body in rig.bodies(RequestRetracted)] == ["new"]
+        assert rig.stop() is Stop.PROCESSED  # of the forward in which `new` still was
+        assert new.output_ids == [] and new.inflight == 0 and old.inflight == 1
+        rig.state.cache.release(self.holder, [], insert=False, why="finish")
+        rig.run()
+        rig.check_empty()
+        calm = Rig()
+        calm.submit(range(50, 60), 20, rid="new")
+        calm.run()
+        assert rig.answers["new"].output_ids == calm.answers["new"].output_ids
+        assert rig.answers["new"].deltas == [1] * 20
+
+    def test_an_aborted_one_ends_with_its_result_and_nobody_is_retracted(self) -> None:
+        rig, _, new = self.caught()
+        rig.abort("new")
+        assert rig.plan() is None
+        assert rig.stop() is Stop.PROCESSED
+        assert rig.answers["new"].finals == 1 and new.kv.row == 0
+        rig.state.cache.release(self.holder, [], insert=False, why="finish")
+        rig.run()
+        rig.check_empty()
+        assert rig.bodies(RequestRetracted) == []
+
+    def test_the_last_one_gets_one_final_message(self) -> None:
+        """It is aborted with its first token under way; the result comes after its end and sends nothing."""
+        rig = Rig(tokens=128, disable_overlap_schedule=False)
+        rid = rig.submit(range(10), 20)
+        rig.until(Stop.LAUNCHED)
+        holder = fill(rig, rig.state.cache.room())
+        assert rig.plan() is None
+        rig.until(Stop.PROCESSED)
+        assert (rig.answers[rid].finals, rig.answers[rid].status) == (1, 500)
+        rig.state.cache.release(holder, [], insert=False, why="finish")
+        rig.run()
+        rig.check_empty()
+
+    def test_memory_that_comes_with_the_result_is_waited_for(self) -> None:
+        """`old` ends with the forward under way: nobody is retracted for the one step."""
+        rig = Rig(tokens=128, disable_overlap_schedule=False)
+        old = rig.submit(range(10), 6, rid="old")
+        rig.submit(range(50, 60), 20, rid="new")
+        rig.until_true(lambda: len(rig.answers[old].output_ids) == 5)
+        holder = fill(rig, rig.state.cache.room())
+        assert rig.plan() is None
+        assert rig.stop() is Stop.PROCESSED and rig.answers[old].finals == 1
+        rig.state.cache.release(holder, [], insert=False, why="finish")
+        rig.run()
+        rig.check_empty()
+        assert rig.bodies(RequestRetracted) == []

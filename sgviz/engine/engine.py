@@ -1,0 +1,241 @@
+"""Engine: one pipeline with a face for Python. Mirrors SGLang's Engine, with chat, a server and a live recording.
+
+Works in a script and in a notebook: the engine's own event loop runs in a thread, so blocking, async and
+streaming calls need no patched loop. Every call takes the way an HTTP request takes. Imports: everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import queue
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from sgviz.config import Settings
+from sgviz.engine.chat import ChatReply
+from sgviz.engine.http_face import HttpFace, Message, Server
+from sgviz.engine.native import END, PythonCalls, native_request
+from sgviz.errors import ConfigError
+from sgviz.launch.components import tell_started
+from sgviz.launch.pipeline import Pipeline
+from sgviz.recording import ClockAnchor, Header, Recording
+from sgviz.scheduler.policy import SchedulePolicy
+from sgviz.scheduler.user_policy import check_policy
+from sgviz.tokenizer_manager import Output
+
+T = TypeVar("T")
+Mode = Literal["threads", "processes"]
+
+
+class Engine:
+    """A running pipeline.
+
+    Args:
+        model: same as `model_path`: the default model's name, a tiny model's, a folder or a hub id.
+        mode: components as threads of this process (default) or as processes.
+        event_loop: normal or overlap; same as `disable_overlap_schedule`.
+        schedule_policy: a policy's name, your own class as module:Class or file.py:Class, or (threads only)
+            an object with `name` and `order`; see `sgviz.scheduler.policy`.
+        settings: any other setting of `sgviz.config` by its name.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed. StartupError: nothing was left behind.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        mode: Mode = "threads",
+        event_loop: Literal["normal", "overlap"] | None = None,
+        schedule_policy: str | SchedulePolicy | None = None,
+        **settings: object,
+    ) -> None:
+        policy = None if isinstance(schedule_policy, str) else schedule_policy
+        if model is not None:
+            settings.setdefault("model_path", model)
+        if event_loop is not None:
+            settings["disable_overlap_schedule"] = _is_normal(event_loop)
+        if isinstance(schedule_policy, str):
+            settings["schedule_policy"] = schedule_policy
+        self._start(Settings.build(**settings), mode, policy)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, mode: Mode = "threads") -> Engine:
+        """An engine from a whole Settings object, as the command line makes it."""
+        engine = cls.__new__(cls)
+        engine._start(settings, mode, None)
+        return engine
+
+    def _start(self, settings: Settings, mode: Mode, policy: SchedulePolicy | None) -> None:
+        _check_mode(mode, policy)
+        self.settings, self.mode = settings, mode
+        self.pipeline = Pipeline(settings, mode, policy)
+        trace = self.pipeline.make_tracer("engine")
+        tell_started(trace, mode)
+        self._calls = PythonCalls(self.pipeline.manager, trace, settings.served_model_name)
+        self._http = HttpFace(self.pipeline)
+        self._at_exit = functools.partial(_close_forgotten, weakref.WeakMethod(self.close))
+        atexit.register(self._at_exit)
+
+    # ------------------------------------------------------------------ requests
+
+    def chat(self, messages: str | Sequence[Message], **params: object) -> ChatReply:
+        """Answer a conversation. `messages` may be one user text; `params` are those of chat completions."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body = {
+            "messages": list(messages),
+            "model": self.settings.served_model_name,
+            **params,
+            "stream": False,
+        }
+        return ChatReply.of(self._call(self._http.post("/v1/chat/completions", body)))
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        input_ids: list[int] | list[list[int]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """SGLang-shaped outputs `{"text", "output_ids", "meta_info"}`: one for a prompt, a list for a list.
+
+        Args:
+            prompt: text or texts; or `input_ids`.
+            sampling_params: as in `/generate`; a list gives each prompt its own.
+            options: rid, return_logprob, top_logprobs_num, extra_key.
+        """
+        return self._call(self.async_generate(prompt, sampling_params, input_ids=input_ids, **options))
+
+    async def async_generate(
+        self, prompt: str | list[str] | None = None, sampling_params: Any = None, **options: Any
+    ) -> Any:
+        """`generate` for a running loop (any loop)."""
+        obj = native_request(prompt, sampling_params, stream=False, **options)
+        return await self._in_engine(self._calls.whole(obj))
+
+    async def stream(
+        self, prompt: str | list[str] | None = None, sampling_params: Any = None, **options: Any
+    ) -> AsyncIterator[Output]:
+        """Outputs as they grow (text so far, `index` for lists), in any running loop. Leaving early aborts."""
+        obj = native_request(prompt, sampling_params, stream=True, **options)
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        future = self.pipeline.loop.submit(
+            self._calls.pump(obj, lambda item: loop.call_soon_threadsafe(items.put_nowait, item))
+        )
+        try:
+            while (item := await items.get()) is not END:
+                yield _raised(item)
+        finally:
+            future.cancel()
+
+    def stream_sync(
+        self, prompt: str | list[str] | None = None, sampling_params: Any = None, **options: Any
+    ) -> Iterator[Output]:
+        """`stream` for plain loops: `for part in engine.stream_sync("...")`."""
+        obj = native_request(prompt, sampling_params, stream=True, **options)
+        items: queue.Queue[Any] = queue.Queue()
+        future = self.pipeline.loop.submit(self._calls.pump(obj, items.put))
+        try:
+            while (item := items.get()) is not END:
+                yield _raised(item)
+        finally:
+            future.cancel()
+
+    def abort(self, rid: str) -> None:
+        """End exactly the request `rid`; unknown rids are ignored."""
+        self.pipeline.loop.loop.call_soon_threadsafe(self.pipeline.manager.abort_request, rid)
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache; False if requests are under way."""
+        return self._call(self.pipeline.manager.flush_cache()).success
+
+    def internal_state(self) -> dict[str, Any]:
+        """The scheduler's own account: queues, memory, limits."""
+        return self._call(self.pipeline.manager.get_internal_state()).state
+
+    # ------------------------------------------------------------------ server and recording
+
+    def serve(self, host: str | None = None, port: int | None = None) -> Server:
+        """Open the OpenAI endpoint on this engine; port 0 takes a free one. StartupError if it is taken."""
+        return self._call(self._http.serve(host, port))
+
+    def recording(self) -> Recording:
+        """The events so far as tables; brought up to date whenever it is looked at."""
+        ring = self.pipeline.ring
+        anchors = tuple(
+            ClockAnchor(component=i.component, pid=i.pid, unix_ns=i.unix_ns, monotonic_ns=i.monotonic_ns)
+            for i in self.pipeline.infos.values()
+        )
+        header = Header(settings=self.settings.public(), anchors=anchors)
+        return Recording.live(ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped)
+
+    # ------------------------------------------------------------------ life
+
+    def close(self, grace: float | None = None) -> None:
+        """Let running requests finish (at most `grace` seconds), then end every thread, process and socket."""
+        atexit.unregister(self._at_exit)
+        self.pipeline.stop(grace, before_end=self._http.close)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(0.0 if kind is not None else None)
+
+    def __repr__(self) -> str:
+        state = self.pipeline.status.state
+        return f"<sgviz.Engine {self.settings.model.model_path} in {self.mode}, {state}>"
+
+    # ------------------------------------------------------------------ inside
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.pipeline.loop.call(coroutine)
+
+    async def _in_engine(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run in the engine's loop, wherever the caller is."""
+        if asyncio.get_running_loop() is self.pipeline.loop.loop:
+            return await coroutine
+        return await asyncio.wrap_future(self.pipeline.loop.submit(coroutine))
+
+
+def _raised(item: Any) -> Output:
+    if isinstance(item, Exception):
+        raise item
+    output: Output = item
+    return output
+
+
+def _check_mode(mode: str, policy: object) -> None:
+    if mode not in ("threads", "processes"):
+        raise ConfigError(f"mode {mode!r} is not one of threads, processes")
+    if policy is None:
+        return
+    if mode == "processes":
+        raise ConfigError(
+            "a policy given as an object works in mode='threads' only: the scheduler is another process; "
+            "name it instead (module:Class or file.py:Class)"
+        )
+    check_policy(policy, getattr(policy, "__name__", type(policy).__name__))
+
+
+def _is_normal(event_loop: str) -> bool:
+    if event_loop not in ("normal", "overlap"):
+        raise ConfigError(f"event_loop {event_loop!r} is not one of normal, overlap")
+    return event_loop == "normal"
+
+
+def _close_forgotten(reference: weakref.WeakMethod[Any]) -> None:
+    """At interpreter exit: an engine that nobody closed must not leave processes."""
+    close = reference()
+    if close is not None:
+        close(0.0)

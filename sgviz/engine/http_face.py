@@ -1,0 +1,148 @@
+"""An engine's HTTP face: the app, its servers, and the app used without a socket.
+
+Imports: launch, serving, model (facts only).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+
+from sgviz import __version__
+from sgviz.config import Settings
+from sgviz.errors import ConfigError, from_status
+from sgviz.launch.pipeline import Pipeline
+from sgviz.model.model_config import read_json
+from sgviz.serving.app import create_app
+from sgviz.serving.context import Keys, ModelFacts, ServingContext
+from sgviz.serving.server import ServerHandle
+
+IN_PROCESS_URL = "http://engine"
+SERVER_STOP_S = 1.0  # after the requests have drained, for the last bytes
+DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+Message = dict[str, Any]
+
+
+class Server:
+    """A served engine. `url` takes OpenAI clients (their base_url is `url + "/v1"`)."""
+
+    def __init__(self, pipeline: Pipeline, handle: ServerHandle) -> None:
+        self._pipeline, self._handle = pipeline, handle
+
+    @property
+    def url(self) -> str:
+        return self._handle.url
+
+    @property
+    def port(self) -> int:
+        return self._handle.port
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Close the port; the engine goes on."""
+        self._pipeline.loop.call(self._handle.stop(grace))
+
+    def __repr__(self) -> str:
+        return f"<sgviz server at {self.url}>"
+
+
+class HttpFace:
+    """Makes apps for one pipeline and keeps what must be closed with it. All in the engine's loop."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._settings: Settings = pipeline.settings
+        self._servers: list[ServerHandle] = []
+        self._app: FastAPI | None = None
+        self._lifespan: Any = None
+
+    async def serve(self, host: str | None, port: int | None) -> Server:
+        """Open a port. StartupError if it is taken."""
+        serve = self._settings.serve
+        app = create_app(self._context())
+        handle = await ServerHandle.start(app, host or serve.host, serve.port if port is None else port)
+        self._servers.append(handle)
+        return Server(self._pipeline, handle)
+
+    async def post(self, path: str, body: Message) -> dict[str, Any]:
+        """A request through the very app that serves HTTP, without the socket. Raises the error it answers with."""
+        app = await self._in_process_app()
+        key = self._settings.serve.api_key
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url=IN_PROCESS_URL, timeout=None) as client:
+            response = await client.post(path, json=body, headers=headers)
+        answer: dict[str, Any] = response.json()
+        if response.status_code != 200:
+            error = answer["error"]
+            raise from_status(response.status_code, error["message"], param=error["param"])
+        return answer
+
+    async def close(self) -> None:
+        """Close the ports, and the app used without one."""
+        for handle in self._servers:
+            await handle.stop(SERVER_STOP_S)
+        self._servers.clear()
+        if self._lifespan is not None:
+            await self._lifespan.__aexit__(None, None, None)
+            self._lifespan = None
+
+    async def _in_process_app(self) -> FastAPI:
+        if self._app is None:
+            self._app = create_app(self._context())
+            self._lifespan = self._app.router.lifespan_context(self._app)
+            await self._lifespan.__aenter__()
+        return self._app
+
+    def _context(self) -> ServingContext:
+        pipeline, serve = self._pipeline, self._settings.serve
+        return ServingContext(
+            tokenizer_manager=pipeline.manager,
+            tokenizer=pipeline.tokenizer,
+            templates=Templates(pipeline, self._settings.model.chat_template),
+            facts=self._facts(),
+            trace=pipeline.http_trace,
+            status=pipeline.status,
+            settings=self._settings.flat(),
+            keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
+            enable_cache_report=serve.enable_cache_report,
+            default_include_usage=serve.stream_response_default_include_usage,
+        )
+
+    def _facts(self) -> ModelFacts:
+        info, model = self._pipeline.infos["scheduler"], self._settings.model
+        return ModelFacts(
+            served_model_name=self._settings.served_model_name,
+            model_path=model.model_path,
+            tokenizer_path=model.tokenizer_path or model.model_path,
+            context_len=info.context_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            version=__version__,
+            default_sampling=_default_sampling(self._pipeline),
+        )
+
+
+class Templates:
+    """Chat templates: the model's own, or the file that the settings name."""
+
+    def __init__(self, pipeline: Pipeline, path: str | None) -> None:
+        self._tokenizer = pipeline.tokenizer
+        self._source: str | None = None
+        if path is not None:
+            try:
+                with open(path, encoding="utf-8") as file:
+                    self._source = file.read()
+            except OSError as error:
+                raise ConfigError(f"chat_template {path!r} cannot be read: {error.strerror}") from error
+
+    def apply(self, messages: list[Message], add_generation_prompt: bool = True, **kwargs: Any) -> list[int]:
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt, self._source, **kwargs)
+
+
+def _default_sampling(pipeline: Pipeline) -> dict[str, float]:
+    """Sampling defaults of the model's generation_config.json, where it has one."""
+    path = pipeline.model_dir / "generation_config.json"
+    config = read_json(path) if path.exists() else {}
+    return {name: config[name] for name in DEFAULT_SAMPLING if isinstance(config.get(name), (int, float))}  # type: ignore[misc]

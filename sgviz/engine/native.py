@@ -1,0 +1,179 @@
+"""generate and stream from Python: the request, the way through the TokenizerManager, and the events of both ends.
+
+An HTTP request's events come from `serving`; a call from Python has the same three: received, converted,
+response finished. Imports: tokenizer_manager, serving (sampling), messages, events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from sgviz.errors import BadRequest, SgvizError, suggest
+from sgviz.events import Tracer
+from sgviz.events.schema import RequestConverted, RequestReceived, ResponseFinished
+from sgviz.messages import GenerateReqInput, SamplingParams
+from sgviz.messages.generate import new_rid
+from sgviz.serving.sampling import native_sampling
+from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
+
+OPTIONS = ("rid", "return_logprob", "top_logprobs_num", "extra_key", "return_text_in_logprobs")
+PATH = "Engine.generate"
+CALLER_GONE = 499
+END = object()  # the last thing that `pump` puts
+Params = dict[str, Any]
+
+
+def native_request(
+    prompt: str | list[str] | None,
+    sampling_params: Params | list[Params] | None,
+    *,
+    stream: bool,
+    input_ids: list[int] | list[list[int]] | None = None,
+    **options: Any,
+) -> GenerateReqInput:
+    """A GenerateReqInput from the arguments of `Engine.generate`; it has a rid, or one a prompt.
+
+    Raises:
+        BadRequest: an option is unknown, or a rid is no text.
+    """
+    unknown = next((name for name in options if name not in OPTIONS), None)
+    if unknown is not None:
+        hint = suggest(unknown, OPTIONS)
+        raise BadRequest(
+            f"generate: unknown option {unknown!r}{hint}; allowed are {', '.join(OPTIONS)}", param=unknown
+        )
+    params: SamplingParams | list[SamplingParams]
+    if isinstance(sampling_params, list):
+        params = [native_sampling(each) for each in sampling_params]
+    else:
+        params = native_sampling(sampling_params or {})
+    obj = GenerateReqInput(text=prompt, input_ids=input_ids, sampling_params=params, stream=stream, **options)
+    obj.rid = _settle_rid(obj)
+    return obj
+
+
+class PythonCalls:
+    """The calls of one engine. Everything here runs in the engine's own loop.
+
+    Args:
+        trace: a tracer of their own, for that loop. model: its served name, for the events.
+    """
+
+    def __init__(self, manager: TokenizerManager, trace: Tracer, model: str) -> None:
+        self._manager = manager
+        self._trace = trace
+        self._model = model
+
+    async def whole(self, obj: GenerateReqInput) -> Output | list[Output]:
+        """The one output of an unstreamed call. Raises what the engine ended it with."""
+        async with aclosing(self.outputs(obj)) as outputs:
+            async for output in outputs:
+                return output
+        raise SgvizError("the engine gave no answer")
+
+    async def pump(self, obj: GenerateReqInput, put: Callable[[Any], object]) -> None:
+        """Put every output, then perhaps an exception, then END."""
+        try:
+            async with aclosing(self.outputs(obj)) as outputs:
+                async for output in outputs:
+                    put(output)
+        except Exception as error:
+            put(error)
+        finally:
+            put(END)
+
+    async def outputs(self, obj: GenerateReqInput) -> AsyncGenerator[Output | list[Output], None]:
+        """The outputs as they come. However it ends, the end of each rid is told once."""
+        rids = dict.fromkeys(self._begin(obj))
+        status = CALLER_GONE
+        try:
+            async with aclosing(self._manager.generate_request(obj)) as items:
+                async for item in items:
+                    rids.update(dict.fromkeys(_ids(item)))
+                    raise_failure(item)
+                    if not obj.stream:
+                        status = 200  # its caller reads no further
+                    yield item
+            status = 200
+        except (GeneratorExit, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            status = error.status if isinstance(error, SgvizError) else SgvizError.status
+            raise
+        finally:
+            self._end(rids, status)
+
+    def _begin(self, obj: GenerateReqInput) -> list[str]:
+        """The rids of the call, told as received."""
+        prompts = _prompts(obj)
+        rids = obj.rid[: len(prompts)] if isinstance(obj.rid, list) else _numbered(obj, len(prompts))
+        obj.received_ns = self._trace.clock.now()
+        if not self._trace.on:
+            return rids
+        params = obj.sampling_params
+        every = params if isinstance(params, list) else [params] * len(prompts)
+        for rid, prompt, param in zip(rids, prompts, every):
+            self._tell(rid, prompt, param, obj.stream)
+        return rids
+
+    def _tell(self, rid: str, prompt: object, params: SamplingParams, stream: bool) -> None:
+        kind = "text" if isinstance(prompt, str) else "input_ids"
+        size = len(prompt) if isinstance(prompt, str | list) else 0  # anything else is refused in a moment
+        self._trace.emit(
+            RequestReceived(
+                rid=rid,
+                type="GenerateReqInput",
+                path=PATH,
+                stream=stream,
+                model=self._model,
+                messages=0,
+                chars=size if kind == "text" else 0,
+            )
+        )
+        self._trace.emit(
+            RequestConverted(
+                rid=rid,
+                prompt_kind=kind,
+                size=size,
+                max_new_tokens=params.max_new_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                stop=params.stop_strings,
+            )
+        )
+
+    def _end(self, rids: dict[str, None], status: int) -> None:
+        if self._trace.on:
+            for rid in rids:
+                self._trace.emit(ResponseFinished(rid=rid, status=status))
+
+
+def _settle_rid(obj: GenerateReqInput) -> str | list[str]:
+    """The caller's own, or a fresh one a prompt."""
+    if obj.rid is None:
+        return new_rid() if obj.is_single else [new_rid() for _ in _prompts(obj)]
+    given = obj.rid if isinstance(obj.rid, list) else [obj.rid]
+    wrong = next((rid for rid in given if not isinstance(rid, str)), None)
+    if wrong is not None:
+        raise BadRequest(f"rid must be a text, got {wrong!r}", param="rid")
+    return obj.rid
+
+
+def _prompts(obj: GenerateReqInput) -> list[object]:
+    """The prompts one by one; what is wrong with them is found by the TokenizerManager."""
+    value: object = obj.text if obj.text is not None else obj.input_ids
+    return list(value) if isinstance(value, list) and not obj.is_single else [value]
+
+
+def _numbered(obj: GenerateReqInput, prompts: int) -> list[str]:
+    """The names that the TokenizerManager gives the prompts of one rid."""
+    assert isinstance(obj.rid, str)
+    return [obj.rid] if obj.is_single else [f"{obj.rid}_{i}" for i in range(prompts)]
+
+
+def _ids(item: Output | list[Output]) -> list[str]:
+    return [output["meta_info"]["id"] for output in (item if isinstance(item, list) else [item])]

@@ -1,0 +1,149 @@
+"""compare: several settings, one workload, the same arrivals, in turns, each from a fresh engine.
+
+Runs go A B A B, so that a machine that slows down or warms up does it to all; tables give medians and say how
+far the repeats lie apart. SGLang has nothing of the kind: one starts bench_serving twice. Imports: engine,
+workload, recording.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from sgviz.config import Settings
+from sgviz.engine import Engine, Mode
+from sgviz.errors import BadRequest, ConfigError, SgvizError, suggest
+from sgviz.events.schema import BatchProcessed, Event, RequestFinished
+from sgviz.experiment.comparison import Comparison, Run
+from sgviz.experiment.drive import Answer, drive
+from sgviz.experiment.measure import measure
+from sgviz.experiment.progress import shown
+from sgviz.recording import Recording
+from sgviz.recording.overlap_account import Until, overlap_account
+from sgviz.workload import Workload
+
+Clock = Literal["wall", "virtual"]
+MODES: tuple[Mode, ...] = ("processes", "threads")
+CLOCKS = ("wall", "virtual")
+SETTLE_S = 5.0  # the last events of other processes are at most this far behind the answers
+POLL_S = 0.02
+
+
+def compare(
+    runs: Mapping[str, Mapping[str, object]],
+    workload: Workload,
+    *,
+    repeats: int = 3,
+    mode: Mode = "processes",
+    clock: Clock = "wall",
+    stream: bool = False,
+    until: Until = "auto",
+    progress: bool | None = None,
+    **shared: object,
+) -> Comparison:
+    """Run `workload` under each of `runs` and lay the results side by side.
+
+    Args:
+        runs: name -> settings as for `Engine` (`model`, `event_loop`, any setting; `mode` for this run alone).
+        repeats: how often each is run; every run has a fresh engine, so nothing is cached from before.
+        mode: components as processes (they do not disturb each other) or as threads.
+        clock: wall, or virtual (simulated devices only: as fast as this machine can, in the device's time).
+        stream: read the answers token by token; False reads each whole, which costs the host less.
+        until: where the overlap account ends, see `overlap_account`.
+        progress: show it; None: where somebody can see it.
+        shared: settings of all runs; those of a run go before.
+
+    Raises:
+        BadRequest, ConfigError: nothing was run. SgvizError: a request of the named run failed.
+    """
+    if not runs or repeats < 1:
+        raise BadRequest(f"compare needs at least one run and one repeat, got {len(runs)} and {repeats}")
+    if clock not in CLOCKS:
+        raise ConfigError(f"clock {clock!r} is not one of {', '.join(CLOCKS)}{suggest(clock, CLOCKS)}")
+    plans = {name: _plan(name, {**shared, **own}, mode) for name, own in runs.items()}
+    done: list[Run] = []
+    with shown(progress) as start:
+        for repeat in range(repeats):
+            for name, (settings, own_mode) in plans.items():
+                step = start(f"{name} {repeat + 1}/{repeats}", len(workload.requests))
+                if clock == "virtual":
+                    recording = _virtual(settings, workload)
+                else:
+                    recording = _wall(name, settings, own_mode, workload, stream, step)
+                account = overlap_account(recording.stamped(), until)
+                done.append(Run(name, repeat, recording, measure(recording), account))
+    return Comparison(workload, done)
+
+
+def _plan(name: str, given: Mapping[str, object], mode: Mode) -> tuple[dict[str, Any], Mode]:
+    """The settings of a run, checked, and its mode."""
+    settings: dict[str, Any] = dict(given)
+    own_mode = settings.pop("mode", mode)
+    if own_mode not in MODES:
+        raise ConfigError(f"run {name!r}: mode {own_mode!r} is not one of {', '.join(MODES)}")
+    try:
+        settings_of(settings)
+    except ConfigError as error:
+        raise ConfigError(f"run {name!r}: {error.message}", param=error.param) from None
+    return settings, own_mode
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The Settings that `Engine(**given)` would run with; a policy given as an object is left out."""
+    flat = dict(given)
+    loop = flat.pop("event_loop", None)
+    if loop not in (None, "normal", "overlap"):
+        raise ConfigError(f"event_loop {loop!r} is not one of normal, overlap", param="event_loop")
+    if loop is not None:
+        flat["disable_overlap_schedule"] = loop == "normal"
+    if (model := flat.pop("model", None)) is not None:
+        flat.setdefault("model_path", model)
+    if not isinstance(flat.get("schedule_policy", ""), str):
+        del flat["schedule_policy"]
+    return Settings.build(**flat)
+
+
+def _wall(
+    name: str,
+    settings: dict[str, Any],
+    mode: Mode,
+    workload: Workload,
+    stream: bool,
+    step: Callable[[], None],
+) -> Recording:
+    with Engine(mode=mode, **{"log_level": "warning", **settings}) as engine:
+        answers = drive(engine, workload, stream=stream, on_done=step)
+        _refuse_failures(name, answers)
+        return _settled(engine.recording(), len(workload.requests), name)
+
+
+def _refuse_failures(name: str, answers: Mapping[str, Answer]) -> None:
+    failed = [answer for answer in answers.values() if answer.error]
+    if failed:
+        raise SgvizError(f"run {name!r}: {len(failed)} requests failed; {failed[0].rid}: {failed[0].error}")
+
+
+def _settled(live: Recording, requests: int, name: str) -> Recording:
+    """The recording once scheduler and tokenizer manager have both told of every request's end."""
+    deadline = time.monotonic() + SETTLE_S
+    while _ended(live.stamped()) < requests and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    frozen = live.freeze()
+    frozen.source = name
+    return frozen
+
+
+def _ended(events: Sequence[Event]) -> int:
+    by_scheduler: set[str] = set()
+    by_manager: set[str] = set()
+    for event in events:
+        if isinstance(event.body, BatchProcessed):
+            by_scheduler.update(event.body.finished)
+        elif isinstance(event.body, RequestFinished):
+            by_manager.add(event.body.rid)
+    return len(by_scheduler & by_manager)
+
+
+def _virtual(settings: dict[str, Any], workload: Workload) -> Recording:
+    raise NotImplementedError

@@ -1,0 +1,117 @@
+"""Projections in the layouts that are quick on a CPU: float32 packed by oneDNN, int8 packed by fbgemm.
+
+Both are scripted modules, because only inside one can an operator on a packed weight be traced into the decode
+graph. Mirrors SGLang's quantization methods (UnquantizedLinearMethod, W8A8Int8LinearMethod) for CPU.
+Imports: torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+PACK_ROWS_HINT = 8  # the batch size oneDNN lays packed weights out for
+WEIGHT_LEVELS = 127  # int8 weights are symmetric
+SMALLEST_PEAK = 1e-30  # stands for the largest value of a row of zeros
+
+
+class PackedLinear(Protocol):
+    """y = x W^T + b [+ residual] for x [T, in]; a row's bits do not depend on the other rows."""
+
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    def forward_add(self, x: Tensor, residual: Tensor) -> Tensor: ...
+
+
+class _Float32Linear(nn.Module):
+    """oneDNN; the residual is added by the same operator."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
+        self.bias = bias
+        self.in_pairs = False
+        self.in_pairs = self._alone_differs(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_pairs and x.shape[0] == 1:
+            x = x.repeat(2, 1)
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")[:1]
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+    @torch.jit.export
+    def forward_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self.in_pairs and x.shape[0] == 1:
+            return self.forward(x) + residual
+        return torch.ops.mkldnn._linear_pointwise(x, residual, self.weight, self.bias, "add")
+
+    @torch.jit.unused
+    def _alone_differs(self, weight: Tensor) -> bool:
+        """oneDNN has a kernel of its own for a single row; with long rows it adds in another order."""
+        x = torch.rand(2, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        return not torch.equal(self.forward(x)[:1], self.forward(x[:1]))
+
+
+class _Int8Linear(nn.Module):
+    """fbgemm. Each row is divided by its largest value, so that one range serves all rows.
+
+    Activations get 8 bits where the CPU adds int8 products without saturation (VNNI), else 7.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = torch.ops.quantized.linear_prepack(quantize_rows(weight), None)
+        self.bias = bias
+        self.levels = 127 if torch.cpu._is_vnni_supported() else 63
+
+    def forward(self, x: Tensor) -> Tensor:
+        peak = self._peak(x)
+        bias = self.bias
+        if bias is not None:
+            return torch.addcmul(bias, self._scaled(x, peak), peak)
+        return self._scaled(x, peak).mul_(peak)
+
+    @torch.jit.export
+    def forward_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self.bias is not None:
+            return self.forward(x).add_(residual)
+        peak = self._peak(x)
+        return torch.addcmul(residual, self._scaled(x, peak), peak)
+
+    def _peak(self, x: Tensor) -> Tensor:
+        return x.abs().amax(-1, True).clamp_min_(1e-30)
+
+    def _scaled(self, x: Tensor, peak: Tensor) -> Tensor:
+        """The product for x / peak, whose values lie between -1 and 1."""
+        y: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x / peak, 1.0 / self.levels, self.levels + 1, self.weight
+        )
+        return y
+
+
+def pack_float32(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """`weight` [out, in] for oneDNN; `weight` itself is needed no more."""
+    return _scripted(_Float32Linear(weight, bias))
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """`weight` [out, in] in int8 with a scale for each output, for fbgemm."""
+    return _scripted(_Int8Linear(weight, bias))
+
+
+def quantize_rows(weight: Tensor) -> Tensor:
+    """`weight` as a quantized tensor, symmetric, one scale a row."""
+    scales = (weight.abs().amax(1).clamp_min(SMALLEST_PEAK) / WEIGHT_LEVELS).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch moves quantized tensors elsewhere; the packed operators stay
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+
+
+def _scripted(module: nn.Module) -> PackedLinear:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cast(PackedLinear, torch.jit.script(module))

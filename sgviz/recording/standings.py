@@ -1,0 +1,221 @@
+"""Why the queue stood still, over time: each stop of a planning scan, and each stay of a request in the queue.
+
+A scan tries the queue in order and stops at one request for one reason; everybody behind waits for that
+one. So a list of stops, and the stays in between, tell each request's reasons without looking at the whole
+queue at every step. Mirrors the verdicts of SGLang's PrefillAdder, which there are lost at once.
+
+Imports: events.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgviz.events.schema import (
+    AdmitOk,
+    AdmitRefused,
+    BatchPlanned,
+    BatchProcessed,
+    ChunkSent,
+    EngineConfigured,
+    Event,
+    QueueEntered,
+    Reason,
+    RequestAborted,
+    RequestRetracted,
+    ScanStopped,
+)
+
+Holders = tuple[tuple[str, int], ...]
+MOST_HOLDERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """From `t` on (monotonic ns) planning stops at `head` for `reason`; whoever waits stands behind it.
+
+    `need`/`have` in the unit of the reason, -1 where no event says it. `holders`: who has the scarce thing.
+    `admitted`: who was taken in the same plan, in order.
+    """
+
+    t: int
+    head: str
+    reason: Reason
+    need: int
+    have: int
+    holders: Holders
+    admitted: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Stay:
+    """One stay in the queue: `start` to `end` (0: still there); `number` counts all arrivals in the queue.
+
+    `iteration` and `planned_in`: turns of the loop in which it came and was taken (0: not). `retracted`: the
+    event that sent it back, at `retracted_at`. `survivors`: who ran on then.
+    """
+
+    start: int
+    number: int
+    iteration: int
+    end: int = 0
+    planned_in: int = 0
+    retracted: RequestRetracted | None = None
+    retracted_at: int = 0
+    survivors: Holders = ()
+
+
+@dataclass(slots=True)
+class Standings:
+    """The stops in order of time, and what else the explanation of a request needs by rid.
+
+    Attributes:
+        ends: when the queue became empty, as long as it did (sorted).
+        stays: by rid, in order. refused_chunks: refusals of a prompt under way, `(t, event)`, by rid.
+        aborts: by rid, `(t, event)`. sends: when chunks were handed to the HTTP layer, by rid.
+    """
+
+    stops: list[Stop] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    stays: dict[str, list[Stay]] = field(default_factory=dict)
+    refused_chunks: dict[str, list[tuple[int, AdmitRefused]]] = field(default_factory=dict)
+    aborts: dict[str, list[tuple[int, RequestAborted]]] = field(default_factory=dict)
+    sends: dict[str, list[int]] = field(default_factory=dict)
+    _waiting: dict[str, Stay] = field(default_factory=dict)
+    _running: dict[str, None] = field(default_factory=dict)
+    _admitted: list[AdmitOk] = field(default_factory=list)
+    _chunked: str = ""
+    _refused: AdmitRefused | None = None
+    _retracted: dict[str, tuple[int, RequestRetracted]] = field(default_factory=dict)
+    _most_running: int = -1
+    _count: int = 0
+
+    def stops_of(self, stay: Stay, until: int) -> list[Stop]:
+        """The stops that hold during a stay: the one in force when it began, and all later ones."""
+        first = bisect_right(self.stops, stay.start, key=_time)
+        if first:
+            emptied = bisect_right(self.ends, stay.start)
+            if not emptied or self.ends[emptied - 1] < self.stops[first - 1].t:
+                first -= 1
+        last = bisect_right(self.stops, until, key=_time)
+        return self.stops[first:last]
+
+    def number_of(self, rid: str, t: int) -> int:
+        """Which arrival in the queue the request was, as of `t` (0: none)."""
+        return max((stay.number for stay in self.stays.get(rid, ()) if stay.start <= t), default=0)
+
+    # ------------------------------------------------------------ building
+
+    def _on_configured(self, event: Event, body: EngineConfigured) -> None:
+        self._most_running = body.max_running_requests
+
+    def _on_entered(self, event: Event, body: QueueEntered) -> None:
+        self._count += 1
+        stay = Stay(event.t, self._count, event.iteration)
+        if body.again and body.rid in self._retracted:
+            stay.retracted_at, stay.retracted = self._retracted.pop(body.rid)
+            stay.survivors = tuple((rid, 1) for rid in self._running)[:MOST_HOLDERS]
+        self.stays.setdefault(body.rid, []).append(stay)
+        self._waiting[body.rid] = stay
+
+    def _on_admitted(self, event: Event, body: AdmitOk) -> None:
+        self._admitted.append(body)
+        if body.chunked:
+            self._chunked = body.rid
+        elif self._chunked == body.rid:
+            self._chunked = ""
+
+    def _on_refused(self, event: Event, body: AdmitRefused) -> None:
+        self._refused = body
+        if body.rid == self._chunked:
+            self.refused_chunks.setdefault(body.rid, []).append((event.t, body))
+
+    def _on_stopped(self, event: Event, body: ScanStopped) -> None:
+        refused, taken = self._refused, self._admitted
+        if refused is not None and refused.rid == body.rid and refused.reason is body.reason:
+            need, have, holders = refused.need, refused.have, refused.holders
+        else:
+            need, have, holders = self._budget(body.reason)
+        if not holders:
+            holders = self._budget(body.reason)[2]
+        admitted = tuple([ok.rid for ok in taken])
+        self.stops.append(Stop(event.t, body.rid, body.reason, need, have, holders, admitted))
+        self._refused = None
+
+    def _budget(self, reason: Reason) -> tuple[int, int, Holders]:
+        """What the plan so far says of a budget that is used up without a verdict of its own."""
+        taken = tuple((ok.rid, ok.extend) for ok in self._admitted)[:MOST_HOLDERS]
+        last = self._admitted[-1] if self._admitted else None
+        if reason in (Reason.RUNNING_SLOTS, Reason.ROWS):
+            running = dict(self._running) | {ok.rid: None for ok in self._admitted}
+            holders = tuple((rid, 1) for rid in running)[:MOST_HOLDERS]
+            return len(running) + 1, self._most_running, holders
+        if last is None:
+            return -1, -1, ()
+        have = {Reason.KV: last.rem_total, Reason.CHUNK_BUDGET: last.rem_chunk}.get(reason, last.rem_input)
+        return 1, max(0, have), taken
+
+    def _on_planned(self, event: Event, body: BatchPlanned) -> None:
+        self._admitted, self._refused = [], None
+        if body.mode == "decode":
+            return
+        for rid in body.rids:
+            stay = self._waiting.pop(rid, None)
+            if stay is not None:
+                stay.end, stay.planned_in = event.t, event.iteration
+            self._running[rid] = None
+        self._note_empty(event.t)
+
+    def _on_processed(self, event: Event, body: BatchProcessed) -> None:
+        for rid in body.finished:
+            self._running.pop(rid, None)
+
+    def _on_retracted(self, event: Event, body: RequestRetracted) -> None:
+        self._running.pop(body.rid, None)
+        self._retracted[body.rid] = (event.t, body)
+        if self._chunked == body.rid:
+            self._chunked = ""
+
+    def _on_aborted(self, event: Event, body: RequestAborted) -> None:
+        self.aborts.setdefault(body.rid, []).append((event.t, body))
+        if body.where in ("waiting", "chunk", "retract"):
+            stay = self._waiting.pop(body.rid, None)
+            if stay is not None:
+                stay.end = event.t
+                self._note_empty(event.t)
+            self._running.pop(body.rid, None)
+
+    def _note_empty(self, t: int) -> None:
+        if not self._waiting:
+            self.ends.append(t)
+
+    def _on_chunk(self, event: Event, body: ChunkSent) -> None:
+        self.sends.setdefault(body.rid, []).append(event.t)
+
+    def read(self, events: Iterable[Event]) -> Standings:
+        """Take in `events` (in the order of time); returns itself."""
+        handlers: dict[type, Callable[[Event, Any], None]] = {
+            EngineConfigured: self._on_configured,
+            QueueEntered: self._on_entered,
+            AdmitOk: self._on_admitted,
+            AdmitRefused: self._on_refused,
+            ScanStopped: self._on_stopped,
+            BatchPlanned: self._on_planned,
+            BatchProcessed: self._on_processed,
+            RequestRetracted: self._on_retracted,
+            RequestAborted: self._on_aborted,
+            ChunkSent: self._on_chunk,
+        }
+        find = handlers.get
+        for event in events:
+            handler = find(type(event.body))
+            if handler is not None:
+                handler(event, event.body)
+        return self
+
+
+def _time(stop: Stop) -> int:
+    return stop.t

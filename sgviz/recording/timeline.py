@@ -1,0 +1,104 @@
+"""What the scheduler's thread and the device did at every moment, as one line of segments.
+
+The device has the say while it runs; else the scheduler's own work counts. Built once for a recording, and
+cut to pieces for each request. Mirrors the two streams (CPU and GPU) of SGLang's overlap drawings.
+
+Imports: recording, numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sgviz.recording.fold import BatchState
+
+Longs = npt.NDArray[np.int64]
+
+
+class Doing(IntEnum):
+    """What goes on in a segment, weakest first."""
+
+    NOTHING = 0
+    LOOP = 1
+    SCHEDULE = 2
+    PROCESS = 3
+    HANDOVER = 4
+    DEVICE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Segment `i` lasts from `edges[i]` to `edges[i + 1]` (monotonic ns): `doing[i]` for batch `bids[i]`."""
+
+    edges: Longs
+    doing: npt.NDArray[np.int8]
+    bids: Longs
+
+    def cut(self, start: int, end: int) -> tuple[Longs, Longs, npt.NDArray[np.int8], Longs]:
+        """`(starts, ends, doing, bids)` of the segments between two moments, cut to fit; they may not cover."""
+        if len(self.edges) < 2 or end <= start:
+            none = np.empty(0, dtype=np.int64)
+            return none, none, np.empty(0, dtype=np.int8), none
+        first = max(0, int(np.searchsorted(self.edges, start, "right")) - 1)
+        last = min(int(np.searchsorted(self.edges, end, "left")), len(self.edges) - 1)
+        starts = np.maximum(self.edges[first:last], start)
+        ends = np.minimum(self.edges[first + 1 : last + 1], end)
+        keep = (ends > starts) & (self.doing[first:last] > Doing.NOTHING)
+        return starts[keep], ends[keep], self.doing[first:last][keep], self.bids[first:last][keep]
+
+
+def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeline:
+    """The line of a recording. `idles`: when the loop told that it was idle."""
+    known = [batch for batch in batches if batch.planned]
+    layers = {
+        Doing.LOOP: _loops(known, idles),
+        Doing.SCHEDULE: [(b.turn or b.planned, b.launched, b.plan.bid) for b in known if b.launched],
+        Doing.PROCESS: [(b.finished, b.processed, b.plan.bid) for b in known if b.processed and b.finished],
+        Doing.HANDOVER: [(b.waited, b.finished, b.plan.bid) for b in known if b.waited and b.finished],
+        Doing.DEVICE: [(b.start, b.end, b.plan.bid) for b in known if b.end],
+    }
+    arrays = {doing: _disjoint(spans) for doing, spans in layers.items()}
+    edges = np.unique(np.concatenate([spans[:, :2].ravel() for spans in arrays.values()]))
+    if len(edges) < 2:
+        return Timeline(edges, np.empty(0, dtype=np.int8), np.empty(0, dtype=np.int64))
+    begins = edges[:-1]
+    doing = np.zeros(len(begins), dtype=np.int8)
+    bids = np.zeros(len(begins), dtype=np.int64)
+    for what, spans in arrays.items():
+        if len(spans):
+            at = np.searchsorted(spans[:, 0], begins, "right") - 1
+            inside = (at >= 0) & (begins < spans[at, 1])
+            doing[inside] = what
+            bids[inside] = spans[at[inside], 2]
+    return Timeline(edges, doing, bids)
+
+
+def _loops(batches: Sequence[BatchState], idles: Sequence[int]) -> list[tuple[int, int, int]]:
+    """From a result in its requests to the next turn that launched something, unless the loop was idle."""
+    turns = np.array(sorted(b.turn or b.planned for b in batches if b.launched), dtype=np.int64)
+    rests = np.array(idles, dtype=np.int64)
+    spans = []
+    for batch in batches:
+        if not batch.processed:
+            continue
+        at = int(np.searchsorted(turns, batch.processed))
+        if at < len(turns):
+            rest = int(np.searchsorted(rests, batch.processed))
+            end = int(turns[at]) if rest == len(rests) else min(int(turns[at]), int(rests[rest]))
+            spans.append((batch.processed, end, batch.plan.bid))
+    return spans
+
+
+def _disjoint(spans: Sequence[tuple[int, int, int]]) -> Longs:
+    """`[n, 3]` sorted by start, each cut where the next begins, empty ones left out."""
+    if not spans:
+        return np.empty((0, 3), dtype=np.int64)
+    array = np.array(spans, dtype=np.int64)
+    array = array[np.argsort(array[:, 0], kind="stable")]
+    array[:-1, 1] = np.minimum(array[:-1, 1], array[1:, 0])
+    return array[array[:, 1] > array[:, 0]]

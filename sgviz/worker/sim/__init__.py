@@ -1,0 +1,1 @@
+"""A simulated GPU: the real scheduler runs, a documented cost model says how long each forward takes."""

@@ -1,0 +1,143 @@
+"""SimWorker: satisfies the Worker protocol with a timer instead of a device.
+
+A launch is put behind the ones before on the device's timeline: it starts when the device is free, and takes as
+long as the cost model says. Waiting for its result is waiting for the timer: no thread, no stream. Tokens come
+from a seeded rule. Mirrors TpModelWorker towards the scheduler; the KV memory exists as slot numbers only.
+Imports: batch, worker, errors, numpy (no torch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.errors import SgvizError, Unavailable
+from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
+from sgviz.worker.sim.cost_model import CostModel
+from sgviz.worker.sim.device_timer import DeviceTimer, WallTimer
+from sgviz.worker.sim.step_work import StepWork
+from sgviz.worker.sim.token_rule import TokenRule
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Forward:
+    """What is needed of a batch once it was launched; `tops`: alternatives wanted, None: no logprobs."""
+
+    bid: int
+    number: int
+    rows: Ints
+    seq_lens: Ints
+    tops: list[int] | None
+    start_ns: int
+    end_ns: int
+
+
+class SimWorker:
+    """A device that takes its time and computes nothing.
+
+    Args:
+        info: what the scheduler is told (`factory.sim_info`).
+        cost: how long a forward takes. tokens: what it samples.
+        timer: the wall clock by default; virtual runs bring their own.
+    """
+
+    def __init__(
+        self, info: WorkerInfo, cost: CostModel, tokens: TokenRule, timer: DeviceTimer | None = None
+    ) -> None:
+        self.info = info
+        self._cost = cost
+        self._tokens = tokens
+        self._timer: DeviceTimer = timer or WallTimer()
+        self._free_at = 0
+        self._launched = 0
+        self._closed = False
+
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> SimLaunch:
+        """Put the forward on the timeline. Raises Unavailable after `close`."""
+        if self._closed:
+            raise Unavailable("the simulated device is closed: nothing can be launched any more")
+        took = self._cost.step_ns(StepWork.of_batch(batch))
+        # the device sets off here; what follows is its own work, done while it runs
+        start = max(self._timer.now(), self._free_at)
+        self._free_at = start + took
+        self._launched += 1
+        rows = np.array(batch.rows, dtype=np.int64)
+        if batch.forward_mode.is_extend:
+            self._tokens.enter(batch.reqs)
+        asked = [req.top_logprobs_num for req in batch.reqs] if batch.return_logprob else None
+        forward = _Forward(
+            batch.bid, self._launched, rows, np.array(batch.seq_lens, dtype=np.int64), asked, start, self._free_at
+        )
+        return SimLaunch(self, forward, sampled=not delay_sample)
+
+    def forget(self, rows: list[int]) -> None:
+        """Nothing is kept beyond what the next request in a row overwrites."""
+
+    def close(self) -> None:
+        self._closed = True
+
+    # ------------------------------------------------------------ for SimLaunch
+
+    def sample_late(self, forward: _Forward) -> None:
+        """The sampling was waited with: the forward ends now, if its matrices are done."""
+        forward.end_ns = max(forward.end_ns, self._timer.now())
+        self._free_at = max(self._free_at, forward.end_ns)
+
+    def is_done(self, forward: _Forward) -> bool:
+        return self._timer.now() >= forward.end_ns
+
+    def result(self, forward: _Forward) -> GenerationBatchResult:
+        tokens = self._tokens.tokens(forward.rows, forward.seq_lens)
+        result = GenerationBatchResult(
+            bid=forward.bid,
+            next_token_ids=tokens,
+            forward_pass_id=forward.number,
+            start_ns=forward.start_ns,
+            end_ns=forward.end_ns,
+            can_run_cuda_graph=True,
+        )
+        if forward.tops is not None:
+            best = self._tokens.logprobs(forward.rows, forward.seq_lens)
+            result.logprobs = best
+            result.top_logprobs = [
+                self._tokens.neighbours(*each) for each in zip(tokens, best, forward.tops, strict=True)
+            ]
+        return result
+
+    def wait_for(self, forward: _Forward) -> None:
+        self._timer.wait_until(forward.end_ns)
+
+
+class SimLaunch:
+    """A forward on the timeline; satisfies `worker.protocol.Launch`."""
+
+    __slots__ = ("_forward", "_result", "_worker", "bid", "forward_pass_id")
+
+    def __init__(self, worker: SimWorker, forward: _Forward, *, sampled: bool) -> None:
+        self.bid = forward.bid
+        self.forward_pass_id = forward.number
+        self._worker = worker
+        self._forward = forward
+        # rows may belong to others by the time somebody asks, so the tokens are drawn when they are sampled
+        self._result = worker.result(forward) if sampled else None
+
+    def sample(self) -> None:
+        """Sample now, if that was delayed."""
+        if self._result is None:
+            self._worker.sample_late(self._forward)
+            self._result = self._worker.result(self._forward)
+
+    def done(self) -> bool:
+        return self._result is not None and self._worker.is_done(self._forward)
+
+    def result(self) -> GenerationBatchResult:
+        """Wait for the end of the forward. Raises SgvizError if its sampling was delayed and never begun."""
+        if self._result is None:
+            raise SgvizError(f"batch {self.bid} waits for its sampling: call sample() before result()")
+        self._worker.wait_for(self._forward)
+        return self._result

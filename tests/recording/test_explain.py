@@ -1,0 +1,333 @@
+"""Explanations cover a life to the nanosecond, and name the cause that the engine's own budgets show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
+from random_runs import cases, run
+from timed_rig import TimedRig
+from workload import Step, crowd
+
+from sgviz.batch.req import Req
+from sgviz.errors import NotFound
+from sgviz.events.schema import Event, OutputStreamed, QueueEntered, RequestAborted
+from sgviz.recording import Cause, Explanation, Part, Recording
+from sgviz.recording.explanation import WAITS
+from sgviz.scheduler.stops import Stop
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def seamless(explanation: Explanation) -> None:
+    """Parts lie end to end, none is empty, and they add up."""
+    for part, after in itertools.pairwise(explanation.parts):
+        assert part.end_ns == after.start_ns
+    assert all(part.duration_ns > 0 for part in explanation.parts)
+    assert sum(part.duration_ns for part in explanation.parts) == explanation.total_ns
+    stretches = explanation.stretches()
+    assert sum(part.duration_ns for part in stretches) == explanation.total_ns
+    assert all(part.end_ns == after.start_ns for part, after in itertools.pairwise(stretches))
+
+
+def spans(events: list[Event]) -> dict[str, tuple[int, int]]:
+    """First and last stamp of each request that the scheduler took, read off its events by hand."""
+    found: dict[str, tuple[int, int]] = {}
+    for event in events:
+        body = event.body
+        if isinstance(body, QueueEntered) and not body.again:
+            found[body.rid] = (body.received_ns, 0)
+        elif isinstance(body, OutputStreamed):
+            for rid, end in zip(body.rids, body.finished):
+                if end:
+                    found[rid] = (found[rid][0], event.t)
+        elif isinstance(body, RequestAborted) and body.where in ("waiting", "chunk", "retract", "running"):
+            found[body.rid] = (found[body.rid][0], max(found[body.rid][1], event.t))
+    return found
+
+
+def check(case: tuple[dict[str, object], list[Step]]) -> None:
+    rig, _ = run(*case)
+    rec = rig.recording()
+    for rid, (start, end) in spans(rig.events()).items():
+        explanation = rec.explain(rid)
+        seamless(explanation)
+        assert explanation.total_ns == end - start, rid
+        assert explanation.unexplained_ns <= 0.01 * explanation.total_ns, (rid, explanation.text())
+        assert explanation.done
+
+
+@profile(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@given(cases())
+def test_random_lives_are_explained_to_the_nanosecond(case: tuple[dict[str, object], list[Step]]) -> None:
+    check(case)
+
+
+@pytest.mark.long
+@profile(max_examples=2000, deadline=None, suppress_health_check=SLOW)
+@given(cases())
+def test_random_lives_are_explained_to_the_nanosecond_long(case: tuple[dict[str, object], list[Step]]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_crowded_lives_are_explained(overlap: bool) -> None:
+    config: dict[str, object] = {
+        "tokens": 192,
+        "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.001,
+        "disable_overlap_schedule": not overlap,
+    }
+    check((config, crowd(3)))
+
+
+# ---------------------------------------------------------------- each cause once, against the engine's own budgets
+
+
+@dataclass
+class Oracle:
+    """Watches one request's wait from the engine's objects alone: a budget is short at a stop, and who has it."""
+
+    rig: TimedRig
+    rid: str
+    short: Callable[[Req], bool]
+    holders: Callable[[], list[str]]
+    times: list[int] = field(default_factory=list)
+    named: dict[str, None] = field(default_factory=dict)
+
+    def look(self) -> None:
+        state = self.rig.state
+        req = next((req for req in state.waiting_queue if req.rid == self.rid), None)
+        if req is not None and self.short(req):
+            self.times.append(self.rig.clock.now())
+            self.named |= dict.fromkeys(self.holders())
+
+    def confirms(self, rec: Recording, cause: Cause) -> list[Part]:
+        """Wherever the oracle saw the budget short, the explanation names the cause and only holders it saw."""
+        explanation = rec.explain(self.rid)
+        seamless(explanation)
+        assert self.times, "the workload did not provoke the cause"
+        parts = [part for part in explanation.parts if part.cause is cause]
+        assert parts, explanation.text()
+        inside = [t for t in self.times if any(part.start_ns <= t <= part.end_ns for part in parts)]
+        assert len(inside) == len(self.times), (self.times, explanation.text())
+        for part in parts:
+            assert part.blockers and set(part.blockers) <= set(self.named), (part, self.named)
+            assert part.detail
+        return parts
+
+
+def play(rig: TimedRig, oracle: Oracle) -> Recording:
+    """Run to the end, asking the oracle after every plan."""
+    for _ in range(20_000):
+        stop = rig.stop()
+        if stop is Stop.PLANNED:
+            oracle.look()
+        if stop is Stop.IDLE and rig.state.is_fully_idle and not rig.inbox.messages:
+            return rig.recording()
+    raise AssertionError("not idle")
+
+
+def running(rig: TimedRig) -> list[str]:
+    """Who is past the queue, by the engine's own list."""
+    waiting = {req.rid for req in rig.state.waiting_queue}
+    return [rid for rid in rig.state.live if rid not in waiting]
+
+
+def planned(rig: TimedRig) -> list[str]:
+    """Who is in the batch just planned."""
+    return [req.rid for req in rig.state.last_batch.reqs] if rig.state.last_batch else []
+
+
+def reserved(rig: TimedRig, req: Req) -> float:
+    """What the request asks of memory beyond what is free of promises."""
+    others = [other for other in rig.state.live.values() if other.rid in running(rig)]
+    promised = sum(max(other.max_new_tokens - len(other.output_ids), 0) for other in others)
+    room = rig.state.cache.room() - promised * rig.state.ratio.current
+    return req.seqlen + req.max_new_tokens - room
+
+
+LOOPS = pytest.mark.parametrize("overlap", [True, False])
+
+
+@LOOPS
+def test_kv_full_names_who_holds_the_memory(overlap: bool) -> None:
+    rig = TimedRig(tokens=200, disable_overlap_schedule=not overlap)
+    rig.submit(range(80), 60, rid="big", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(50, 90), 40, rid="waits")
+    oracle = Oracle(rig, "waits", lambda req: reserved(rig, req) >= 0, lambda: running(rig))
+    parts = oracle.confirms(play(rig, oracle), Cause.KV)
+    assert parts[0].blockers == ("big",) and "KV tokens" in parts[0].detail and "big (" in parts[0].detail
+
+
+@LOOPS
+def test_running_slots_name_who_runs(overlap: bool) -> None:
+    rig = TimedRig(max_running_requests=2, disable_overlap_schedule=not overlap)
+    for rid in ("a", "b"):
+        rig.submit(range(10), 30, rid=rid, ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(20, 40), 8, rid="waits")
+    oracle = Oracle(rig, "waits", lambda req: len(running(rig)) >= 2, lambda: running(rig))
+    parts = oracle.confirms(play(rig, oracle), Cause.RUNNING_SLOTS)
+    assert set(parts[0].blockers) == {"a", "b"}
+
+
+@LOOPS
+def test_chunk_budget_names_who_used_it(overlap: bool) -> None:
+    rig = TimedRig(chunked_prefill_size=32, disable_overlap_schedule=not overlap, disable_radix_cache=True)
+    rig.submit(range(96), 4, rid="long")
+    rig.submit(range(20), 4, rid="waits")
+    used = lambda req: rig.state.last_batch is not None and sum(rig.state.last_batch.extend_lens) >= 32  # noqa: E731
+    oracle = Oracle(rig, "waits", used, lambda: planned(rig))
+    parts = oracle.confirms(play(rig, oracle), Cause.CHUNK_BUDGET)
+    assert parts[0].blockers == ("long",)
+
+
+@LOOPS
+def test_prefill_budget_names_who_used_it(overlap: bool) -> None:
+    rig = TimedRig(chunked_prefill_size=-1, max_prefill_tokens=48, disable_overlap_schedule=not overlap)
+    rig.submit(range(40), 4, rid="first")
+    rig.submit(range(50, 90), 4, rid="waits")
+    used = lambda req: planned(rig) == ["first"] and rig.state.last_batch.forward_mode.is_extend  # type: ignore[union-attr]  # noqa: E731
+    oracle = Oracle(rig, "waits", used, lambda: planned(rig))
+    parts = oracle.confirms(play(rig, oracle), Cause.PREFILL_BUDGET)
+    assert parts[0].blockers == ("first",)
+
+
+@LOOPS
+def test_the_number_of_requests_in_a_batch_is_named(overlap: bool) -> None:
+    rig = TimedRig(prefill_max_requests=1, disable_overlap_schedule=not overlap)
+    rig.submit(range(10), 4, rid="first")
+    rig.submit(range(20, 40), 4, rid="waits")
+    used = lambda req: planned(rig) == ["first"] and rig.state.last_batch.forward_mode.is_extend  # type: ignore[union-attr]  # noqa: E731
+    oracle = Oracle(rig, "waits", used, lambda: planned(rig))
+    oracle.confirms(play(rig, oracle), Cause.MAX_REQUESTS)
+
+
+@LOOPS
+def test_head_of_line_names_the_head_and_what_it_lacks(overlap: bool) -> None:
+    rig = TimedRig(tokens=200, disable_overlap_schedule=not overlap)
+    rig.submit(range(80), 60, rid="big", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(50, 90), 40, rid="head")
+    rig.submit(range(5), 2, rid="waits")
+    behind = lambda req: rig.state.waiting_queue[0].rid == "head"  # noqa: E731
+    oracle = Oracle(rig, "waits", behind, lambda: [rig.state.waiting_queue[0].rid])
+    parts = oracle.confirms(play(rig, oracle), Cause.HEAD_OF_LINE)
+    assert parts[0].blockers == ("head",) and "kv" in parts[0].detail
+
+
+@LOOPS
+def test_policy_order_names_who_came_later_and_went_first(overlap: bool) -> None:
+    rig = TimedRig(max_running_requests=1, schedule_policy="lof", disable_overlap_schedule=not overlap)
+    rig.submit(range(10), 3, rid="waits")
+    rig.submit(range(20), 40, rid="later", ignore_eos=True)
+    passed = lambda req: running(rig) == ["later"]  # noqa: E731
+    oracle = Oracle(rig, "waits", passed, lambda: running(rig))
+    parts = oracle.confirms(play(rig, oracle), Cause.POLICY_ORDER)
+    assert parts[0].blockers == ("later",)
+
+
+@LOOPS
+def test_retraction_says_when_why_and_who_ran_on(overlap: bool) -> None:
+    rig = TimedRig(tokens=96, schedule_conservativeness=0.001, disable_overlap_schedule=not overlap)
+    rig.submit(range(30), 45, rid="a", ignore_eos=True)
+    for _ in range(10):
+        rig.stop()
+    rig.submit(range(40, 70), 45, rid="b", ignore_eos=True)
+    retracted: dict[str, list[int]] = {}
+    others: dict[str, None] = {}
+    for _ in range(20_000):
+        stop = rig.stop()
+        for req in rig.state.waiting_queue:
+            if req.retraction_count:
+                retracted.setdefault(req.rid, []).append(rig.clock.now())
+                others |= dict.fromkeys(running(rig))
+        if stop is Stop.IDLE and rig.state.is_fully_idle:
+            break
+    rec = rig.recording()
+    ((rid, times),) = retracted.items()
+    explanation = rec.explain(rid)
+    seamless(explanation)
+    parts = [part for part in explanation.parts if part.cause is Cause.RETRACTION]
+    assert parts and all(any(part.start_ns <= t <= part.end_ns for part in parts) for t in times)
+    for part in parts:
+        assert part.blockers and set(part.blockers) <= set(others) and "gave up its KV" in part.detail
+    assert any(part.cause is Cause.RECOMPUTE for part in explanation.parts)
+
+
+def test_a_chunked_prompt_says_its_pieces_and_who_was_stalled() -> None:
+    rig = TimedRig(chunked_prefill_size=32, disable_radix_cache=True)
+    rig.submit(range(10), 30, rid="decodes", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(96), 4, rid="long")
+    rig.run()
+    rec = rig.recording()
+    pieces = [part.detail.split(";")[0] for part in rec.explain("long").parts if part.cause is Cause.PREFILL]
+    assert pieces == ["tokens 0 to 32 of 96", "tokens 32 to 64 of 96", "tokens 64 to 96 of 96"]
+    stalls = [part for part in rec.explain("decodes").parts if part.cause is Cause.STALLED_BY_PREFILL]
+    assert stalls and all(part.blockers == ("long",) for part in stalls)
+
+
+def test_mixed_batches_slow_the_decoding_members() -> None:
+    rig = TimedRig(chunked_prefill_size=32, enable_mixed_chunk=True, disable_radix_cache=True)
+    rig.submit(range(10), 30, rid="decodes", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(96), 4, rid="long")
+    rig.run()
+    beside = [p for p in rig.recording().explain("decodes").parts if p.cause is Cause.DECODE_BESIDE_PREFILL]
+    assert beside and all(part.blockers == ("long",) for part in beside)
+
+
+# ---------------------------------------------------------------- the queue at a moment
+
+
+@LOOPS
+def test_why_not_running_says_the_same_for_the_whole_queue(overlap: bool) -> None:
+    rig = TimedRig(tokens=200, disable_overlap_schedule=not overlap)
+    rig.submit(range(80), 60, rid="big", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    for number in range(5):
+        rig.submit(range(10 * number, 10 * number + 30), 20, rid=f"w{number}")
+    rig.run()
+    rec = rig.recording()
+    seen = 0
+    for iteration in range(1, rec.at().iteration + 1):
+        moment, why = rec.at(iteration=iteration), rec.why_not_running(iteration=iteration)
+        assert tuple(why.rid) == moment.waiting and list(why.position) == list(range(len(why)))
+        assert set(why.cause) <= {str(cause) for cause in WAITS}
+        seen += len(why)
+        if len(why) > 1 and why.cause.iloc[0] == "kv":
+            assert set(why.cause.iloc[1:]) == {"head_of_line"} and why.blockers.iloc[1] == (why.rid.iloc[0],)
+    assert seen
+
+
+def test_text_names_request_causes_and_numbers() -> None:
+    rig = TimedRig(tokens=200)
+    rig.submit(range(80), 60, rid="big", ignore_eos=True)
+    for _ in range(8):
+        rig.stop()
+    rig.submit(range(50, 90), 40, rid="waits")
+    rig.run()
+    text = rig.recording().explain("waits").text()
+    assert text.startswith("waits took ") and "too few KV tokens" in text and "held by big (" in text
+    assert str(rig.recording().explain("waits")) == text
+
+
+def test_an_unknown_rid_is_refused_by_name() -> None:
+    rig = TimedRig()
+    rig.submit(range(8), 2, rid="abc")
+    rig.run()
+    with pytest.raises(NotFound, match="did you mean 'abc'"):
+        rig.recording().explain("abd")
