@@ -32,6 +32,7 @@ class ReqToTokenPool:
         self.table: npt.NDArray[np.int32] = np.zeros((size + 1, max_context_len), dtype=np.int32)
         self._free = list(range(size, 0, -1))
         self._taken = bytearray(size + 1)
+        self._freed: list[int] = []
 
     def available_size(self) -> int:
         return len(self._free)
@@ -56,3 +57,9 @@ class ReqToTokenPool:
             raise InvalidFree(f"row {row} is free already")
         self._taken[row] = 0
         self._free.append(row)
+        self._freed.append(row)
+
+    def take_freed(self) -> list[int]:
+        """The rows given back since the last call, for whoever keeps something by row."""
+        freed, self._freed = self._freed, []
+        return freed

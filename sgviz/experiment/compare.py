@@ -19,6 +19,7 @@ from sgviz.experiment.comparison import Comparison, Run
 from sgviz.experiment.drive import Answer, drive
 from sgviz.experiment.measure import measure
 from sgviz.experiment.progress import shown
+from sgviz.experiment.virtual_clients import Host, run_in_virtual_time
 from sgviz.recording import Recording
 from sgviz.recording.overlap_account import Until, overlap_account
 from sgviz.workload import Workload
@@ -39,6 +40,7 @@ def compare(
     clock: Clock = "wall",
     stream: bool = False,
     until: Until = "auto",
+    host: Host = "measured",
     progress: bool | None = None,
     **shared: object,
 ) -> Comparison:
@@ -51,6 +53,7 @@ def compare(
         clock: wall, or virtual (simulated devices only: as fast as this machine can, in the device's time).
         stream: read the answers token by token; False reads each whole, which costs the host less.
         until: where the overlap account ends, see `overlap_account`.
+        host: virtual clock only: the host's work as it was measured, or modelled by constants.
         progress: show it; None: where somebody can see it.
         shared: settings of all runs; those of a run go before.
 
@@ -68,11 +71,11 @@ def compare(
             for name, (settings, own_mode) in plans.items():
                 step = start(f"{name} {repeat + 1}/{repeats}", len(workload.requests))
                 if clock == "virtual":
-                    recording = _virtual(settings, workload)
+                    recording, label = _virtual(name, settings, host, workload, stream, step)
                 else:
-                    recording = _wall(name, settings, own_mode, workload, stream, step)
+                    recording, label = _wall(name, settings, own_mode, workload, stream, step), ""
                 account = overlap_account(recording.stamped(), until)
-                done.append(Run(name, repeat, recording, measure(recording), account))
+                done.append(Run(name, repeat, recording, measure(recording), account, label))
     return Comparison(workload, done)
 
 
@@ -145,5 +148,26 @@ def _ended(events: Sequence[Event]) -> int:
     return len(by_scheduler & by_manager)
 
 
-def _virtual(settings: dict[str, Any], workload: Workload) -> Recording:
-    raise NotImplementedError
+def _virtual(
+    name: str,
+    settings: dict[str, Any],
+    host: Host,
+    workload: Workload,
+    stream: bool,
+    step: Callable[[], None],
+) -> tuple[Recording, str]:
+    policy = settings.get("schedule_policy")
+    try:
+        run = run_in_virtual_time(
+            settings_of(settings),
+            workload,
+            host=host,
+            policy=None if isinstance(policy, str) else policy,
+            stream=stream,
+            on_done=step,
+        )
+    except SgvizError as error:
+        error.args = (f"run {name!r}: {error.message}",)
+        raise
+    run.recording.source = name
+    return run.recording, run.host

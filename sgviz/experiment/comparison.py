@@ -34,18 +34,29 @@ ACCOUNT_SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: which settings (`name`), the how manyth time (`repeat`, from 0), what happened, and its numbers."""
+    """One run: which settings (`name`), the how manyth time (`repeat`, from 0), what happened, and its numbers.
+
+    `host`: how the host's work was counted; empty on the wall clock, where it simply took its time.
+    """
 
     name: str
     repeat: int
     recording: Recording = field(repr=False)
     numbers: dict[str, Number] = field(repr=False)
     account: OverlapAccount = field(repr=False)
+    host: str = ""
+
+    @property
+    def device(self) -> str:
+        """As the settings name it; a simulated one with its model."""
+        settings = self.recording.header.settings
+        device = str(settings.get("device", "unknown"))
+        return f"{device} with {settings.get('sim_model')}" if device.startswith("sim:") else device
 
     @property
     def simulated(self) -> bool:
         """Its device was a cost model."""
-        return str(self.recording.header.settings.get("device", "")).startswith("sim:")
+        return self.device.startswith("sim:")
 
 
 class Comparison:
@@ -164,17 +175,13 @@ class Comparison:
     def source_line(self) -> str:
         """Where the numbers come from: stands below every table and figure."""
         clocks = dict.fromkeys(run.recording.header.clock for run in self.runs)
+        hosts = [f"host {host}" for host in dict.fromkeys(run.host for run in self.runs) if host]
         lost = sum(int(run.numbers["dropped_events"]) for run in self.runs)
-        devices = dict.fromkeys(str(run.recording.header.settings.get("device")) for run in self.runs)
+        devices = ", ".join(dict.fromkeys(run.device for run in self.runs))
         how = f"median of {self.repeats} interleaved runs each" if self.repeats > 1 else "one run each"
-        made = (
-            f"device SIMULATED ({', '.join(devices)})"
-            if self.simulated
-            else f"device {', '.join(devices)}, measured"
-        )
-        return "  ·  ".join(
-            [f"source: events of {how}", f"clock: {', '.join(clocks)}", f"{lost:,} events dropped", made]
-        )
+        made = f"device SIMULATED ({devices})" if self.simulated else f"device {devices}, measured"
+        clock = ", ".join([*clocks, *hosts])
+        return "  ·  ".join([f"events, {how}", f"clock: {clock}", f"{lost:,} events dropped", made])
 
     def summary(self) -> str:
         """The tables in short, as text."""

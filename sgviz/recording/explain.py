@@ -209,11 +209,23 @@ class Explainer:
         """From the end in the tokenizer manager to the last byte: making chunks, then the client taking them."""
         if not request.stats.response_sent or end <= last:
             return
+        done, slowest = self._siblings_done(request)
+        if slowest and last < done <= end:
+            yield Part(last, done - last, Cause.CHILDREN, (slowest,), f"its answer is whole when {slowest} is")
+            last = done
         sends = [t for t in self.standings.sends.get(_plain(request.rid), ()) if last < t <= end]
         first = sends[0] if sends else end
         yield Part(last, first - last, Cause.RESPOND)
         if end > first:
             yield Part(first, end - first, Cause.CLIENT, (), f"{len(sends)} chunks handed over after the end")
+
+    def _siblings_done(self, request: RequestState) -> tuple[int, str]:
+        """When the last of the requests that share its answer was done, and which ("": it is alone)."""
+        by_rid = self._state.requests.by_rid
+        parent = by_rid.get(request.parent)
+        others = [by_rid[rid] for rid in parent.children if rid in by_rid] if parent else []
+        last = max(others, key=lambda other: other.stats.finished, default=None)
+        return (last.stats.finished, last.rid) if last is not None and last is not request else (0, "")
 
     # ------------------------------------------------------------ finding
 
@@ -275,17 +287,18 @@ def _of_prompt(life: RequestState, end: int) -> str:
 
 def _batch_words(batch: BatchState) -> str:
     plan = batch.plan
-    return f"batch #{plan.bid}, {plan.mode}, {len(plan.rids)} requests: {_named(plan.rids)}"
+    members = "1 request" if len(plan.rids) == 1 else f"{len(plan.rids)} requests"
+    return f"batch #{plan.bid}, {plan.mode}, {members}: {_named(plan.rids)}"
 
 
 def _others_words(batch: BatchState) -> tuple[tuple[str, ...], str]:
     """Who runs in a batch of others, those with a prompt first, and what."""
     plan = batch.plan
     if plan.mode == "decode":
-        return plan.rids, f"{_batch_words(batch)} runs"
+        return plan.rids, f"without it: {_batch_words(batch)}"
     prompts = tuple(rid for rid, extend in zip(plan.rids, plan.extend_lens) if extend > 1) or plan.rids
     tokens = sum(plan.extend_lens)
-    return prompts, f"batch #{plan.bid} computes {tokens} prompt tokens of {_named(prompts)}"
+    return prompts, f"batch #{plan.bid} computes prompts ({tokens} new tokens) of {_named(prompts)}"
 
 
 def _named(rids: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from sgviz.recording.explanation import MEANINGS, Cause, Explanation, Part
+from sgviz.recording.explanation import MEANINGS, Explanation, Part
 
 SHOWN = 40  # stretches in full; of more, the longest
 
@@ -38,7 +38,7 @@ def _stretch_lines(part: Part, origin: int, width: int) -> list[str]:
 
 
 def _longest(stretches: list[Part]) -> set[int]:
-    ranked = sorted(stretches, key=lambda part: (part.cause is not Cause.UNEXPLAINED, -part.duration_ns))
+    ranked = sorted(stretches, key=lambda part: -part.duration_ns)
     return {id(part) for part in ranked[:SHOWN]}
 
 

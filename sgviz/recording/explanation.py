@@ -91,9 +91,9 @@ MEANINGS: dict[Cause, str] = {
     Cause.SEND: "the last tokens are sent to the detokenizer",
     Cause.DETOKENIZE: "token ids become text",
     Cause.DELIVER: "the text goes to the tokenizer manager",
-    Cause.RESPOND: "the answer is put into HTTP",
+    Cause.RESPOND: "the answer is put into HTTP (one of several answers waits here for the others)",
     Cause.CLIENT: "the client takes the rest of the answer",
-    Cause.CHILDREN: "the prompts or samples it consists of run",
+    Cause.CHILDREN: "it is done and waits for the other samples or prompts of its answer",
     Cause.UNEXPLAINED: "no event explains it",
 }
 

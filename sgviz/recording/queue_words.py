@@ -45,7 +45,9 @@ def budget_words(stop: Stop) -> str:
     """What was short: `kv: needs 120 KV tokens, 80 to be had; held by r1 (64), r2 (32)`."""
     unit = UNITS.get(stop.reason, "")
     held = ", ".join(f"{rid} ({amount})" for rid, amount in stop.holders)
-    numbers = f"needs {stop.need} {unit}, {stop.have} to be had" if stop.need >= 0 else f"no {unit} left"
+    numbers = f"needs {stop.need} {unit}, {stop.have} to be had"
+    if stop.need < 0 or (stop.need == 1 and stop.have <= 0):
+        numbers = f"no {unit} left"
     if stop.reason is Reason.RUNNING_SLOTS:
         numbers = f"{stop.need} would run, {stop.have} may" if stop.have >= 0 else "all running slots taken"
     return f"{stop.reason}: {numbers}" + (f"; held by {held}" if held else "")

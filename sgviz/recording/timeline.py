@@ -79,11 +79,15 @@ def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeli
 
 
 def _loops(batches: Sequence[BatchState], idles: Sequence[int]) -> list[tuple[int, int, int]]:
-    """From a result in its requests to the next turn that launched something, unless the loop was idle."""
+    """Between its works: from a result in its requests to the next turn that launched something, unless the loop
+    was idle, and from a launch to the wait for a result."""
+    waits = np.array(sorted(b.waited for b in batches if b.waited), dtype=np.int64)
     turns = np.array(sorted(b.turn or b.planned for b in batches if b.launched), dtype=np.int64)
     rests = np.array(idles, dtype=np.int64)
     spans = []
     for batch in batches:
+        if batch.launched and (at := int(np.searchsorted(waits, batch.launched))) < len(waits):
+            spans.append((batch.launched, int(waits[at]), batch.plan.bid))
         if not batch.processed:
             continue
         at = int(np.searchsorted(turns, batch.processed))

@@ -108,6 +108,9 @@ class Scheduler:
         for req in batch.reqs:
             if req is not batch.chunked_req:
                 req.inflight += 1
+        freed = state.cache.req_to_token_pool.take_freed()
+        if freed:  # behind what is under way, before the new owners' first forward
+            self.worker.forget(freed)
         launch = self.worker.launch(batch, delay_sample=self._rules.must_delay_sample(batch))
         state.pending_results += 1
         if state.trace.on:

@@ -119,7 +119,7 @@ def _host(host: str | Host) -> Host:
 
 def _outside_of_a_loop(run: Callable[[], VirtualRun]) -> VirtualRun:
     """Call it here, or in a thread of its own where an asyncio loop is running (a notebook)."""
-    if asyncio._get_running_loop() is None:
+    if not _in_a_loop():
         return run()
     outcome: list[VirtualRun | BaseException] = []
 
@@ -135,6 +135,14 @@ def _outside_of_a_loop(run: Callable[[], VirtualRun]) -> VirtualRun:
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,7 +19,7 @@ from sgviz.viz.style import Theme, theme
 
 LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e_latency", "E2E"))
 WHICH = ("median", "p90", "p99")
-RUN_COLOURS = ("queue", "prefill", "output", "mixed", "decode", "protected", "tokenize")
+RUN_COLOURS = ("#b7a98c", "#54708f", "#8c6f5a", "#9fb3a6", "#7a7f8c")  # of no phase, mode or memory state
 
 
 def comparison_figure(
@@ -42,7 +43,7 @@ def comparison_figure(
     height = 0.75 + 0.62 * len(names)
     figure = Figure(figsize=(11.5, 2 * height + 4.9), layout="constrained", facecolor=colours.ground)
     FigureCanvasAgg(figure)
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=[height, height, 2.9])
+    top, middle, bottom = np.ravel(figure.subfigures(3, 1, height_ratios=[height, height, 2.9]))
     lanes = top.subplots()
     draw_lanes(lanes, accounts, seconds=seconds, look=look)
     draw_account(middle.subplots(), accounts, look=look)
@@ -60,7 +61,7 @@ def draw_percentiles(
     axes: Sequence[Axes], every_run: pd.DataFrame, names: Sequence[str], colours: Theme
 ) -> None:
     """Throughput and latencies: a bar is the median of the repeats, a dot each repeat."""
-    _groups(axes[0], every_run, names, [("output_throughput", "output tok/s")], colours)
+    _groups(axes[0], every_run, names, [("output_throughput", "output")], colours)
     axes[0].set_title("throughput (tok/s)", fontsize=9, color=colours.text)
     for ax, (column, title) in zip(axes[1:], LATENCIES):
         columns = [(f"{which}_{column}_ms", which) for which in WHICH]
@@ -87,7 +88,7 @@ def _groups(
         rows = every_run.xs(name, level=0)
         places = [group + (number - (len(names) - 1) / 2) * width for group in range(len(columns))]
         heights = [float(rows[column].median()) for column, _ in columns]
-        colour = colours.of(RUN_COLOURS[number % len(RUN_COLOURS)])
+        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
         ax.bar(places, heights, width * 0.92, color=colour, linewidth=0, label=name)
         for place, (column, _) in zip(places, columns):
             values = list(rows[column])

@@ -230,7 +230,7 @@ def draw_account(ax: Axes, accounts: Mapping[str, OverlapAccount], *, look: str 
     ax.set_xlim(0, 100)
     ends = ", ".join(dict.fromkeys(account.until for account in accounts.values()))
     ax.set_xlabel(
-        f"% of the time from the first launch to the {ends}; seconds in the bars",
+        f"% of the time from the first launch to the {ends} (one run each); seconds in the bars",
         color=colours.text,
         fontsize=9,
     )

@@ -239,10 +239,10 @@ def test_policy_order_names_who_came_later_and_went_first(overlap: bool) -> None
 @LOOPS
 def test_retraction_says_when_why_and_who_ran_on(overlap: bool) -> None:
     rig = TimedRig(tokens=96, schedule_conservativeness=0.001, disable_overlap_schedule=not overlap)
-    rig.submit(range(30), 45, rid="a", ignore_eos=True)
+    rig.submit(range(30), 45, rid="a")
     for _ in range(10):
         rig.stop()
-    rig.submit(range(40, 70), 45, rid="b", ignore_eos=True)
+    rig.submit(range(40, 60), 30, rid="b")
     retracted: dict[str, list[int]] = {}
     others: dict[str, None] = {}
     for _ in range(20_000):
