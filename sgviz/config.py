@@ -49,6 +49,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "SGLang (auto); ours on CPU",
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["w8a8_int8"] | None,
+        _meta(
+            "w8a8_int8: weights and activations of the projections in int8, on a CPU; answers differ a little.",
+            "SGLang (none)",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mock", "sim:a100-80g", "sim:h100-sxm", "sim:h200", "sim:l4"],
         _meta(

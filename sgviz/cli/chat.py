@@ -67,8 +67,8 @@ def _talk(client: ChatClient, model: str, args: argparse.Namespace) -> None:
             return
         if line == "/reset":
             messages = list(opening)
-        elif line == "/help":
-            print(HELP)
+        elif line.startswith("/"):
+            print(HELP if line == "/help" else f"there is no {line.split()[0]}; {HELP}")
         elif line:
             messages.append({"role": "user", "content": line})
             answer = _answer(client, model, messages, args)

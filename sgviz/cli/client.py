@@ -29,11 +29,22 @@ class ChatClient:
         except httpx2.TransportError as error:
             raise Unavailable(f"no server answers at {self.url}: {error}") from error
         _check(response.status_code, response.text)
-        name: str = response.json()["data"][0]["id"]
+        try:
+            name: str = response.json()["data"][0]["id"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise SgvizError(
+                f"{self.url}/v1/models gave no list of models; is that an OpenAI server?"
+            ) from None
         return name
 
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion; raises what the server reports."""
+        """The chunks of a streamed chat completion; raises what the server reports, Unavailable if it goes away."""
+        try:
+            yield from self._chunks(body)
+        except httpx2.TransportError as error:
+            raise Unavailable(f"the connection to {self.url} broke: {error}") from error
+
+    def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with self._client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 response.read()

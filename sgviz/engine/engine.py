@@ -177,6 +177,20 @@ class Engine:
         header = Header(settings=self.settings.public(), anchors=anchors)
         return Recording.live(ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped)
 
+    def set_events(self, on: bool) -> None:
+        """Switch events on or off in all components, for requests that come from now on.
+
+        Raises:
+            ConfigError: the engine was started with `disable_events`.
+        """
+        if self.settings.observe.disable_events:
+            raise ConfigError("this engine was started with disable_events; it has nowhere to send events to")
+
+        async def switch() -> None:
+            self.pipeline.set_events(on)
+
+        self._call(switch())
+
     # ------------------------------------------------------------------ life
 
     def close(self, grace: float | None = None) -> None:

@@ -72,6 +72,13 @@ class TraceDropped(Body, frozen=True, tag="trace.dropped"):
     total: int
 
 
+class TraceCost(Body, frozen=True, tag="trace.cost"):
+    """What observing cost the component so far: `cost_ns` in emit and flush, for `events` events."""
+
+    events: int
+    cost_ns: int
+
+
 # ---------------------------------------------------------------- serving
 
 
@@ -454,7 +461,7 @@ class TextEmitted(Body, frozen=True, tag="text.emitted"):
 
 
 AnyBody = Union[  # noqa: UP007
-    ProcessStarted, EngineConfigured, TraceDropped, RequestReceived, RequestConverted, ChunkSent,
+    ProcessStarted, EngineConfigured, TraceDropped, TraceCost, RequestReceived, RequestConverted, ChunkSent,
     ResponseFinished, RequestTokenized, RequestDispatched, OutputReceived, RequestFinished,
     RequestAborted, QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused, AdmitRepeated,
     ScanStopped,

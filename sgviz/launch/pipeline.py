@@ -63,6 +63,7 @@ class Pipeline:
         self.ring = RingSink(settings.observe.event_capacity)
         self.dead = threading.Event()
         self.infos: dict[str, InitInfo] = {}
+        self._tracers: list[Tracer] = []
         self._stop_lock = threading.Lock()
         self._stopping = self._stopped = False
         self._policy = policy
@@ -128,7 +129,15 @@ class Pipeline:
 
     def make_tracer(self, component: str) -> Tracer:
         """A tracer into the ring for a component of the main process."""
-        return Tracer(component, None if self.settings.observe.disable_events else self.ring)
+        tracer = Tracer(component, None if self.settings.observe.disable_events else self.ring)
+        self._tracers.append(tracer)
+        return tracer
+
+    def set_events(self, on: bool) -> None:
+        """Emit events in all components, or in none. Runs in the engine's loop."""
+        for tracer in self._tracers:
+            tracer.on = on
+        self._sender.send(ConfigureTraceReq(on=on))
 
     def _start_children(self) -> list[ChildProcess] | list[ChildThread]:
         return self._start_threads() if self.mode == "threads" else self._start_processes()
@@ -229,9 +238,8 @@ class Pipeline:
             async for output in self.manager.generate_request(obj):
                 raise_failure(output)
             await self.manager.flush_cache()
-            self.trace.on = recording
             if recording:
-                self._sender.send(ConfigureTraceReq(on=True))
+                self.set_events(True)
 
         try:
             self.loop.call(run(), timeout=WARMUP_TIMEOUT_S)

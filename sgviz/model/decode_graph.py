@@ -49,21 +49,20 @@ class DecodeOutput:
     """What a step gave.
 
     Attributes:
-        tokens: [B] int64, the argmax of each row. token_ids: the same as a list.
+        tokens: [B] int64, the argmax of each row.
         logits: [B, vocab] float32.
         unknown: some row had no last token, so nothing here means anything.
         nan: some row's logits hold a NaN.
     """
 
     tokens: Tensor
-    token_ids: list[int]
     logits: Tensor
     unknown: bool
     nan: bool
 
 
 class DecodeGraph:
-    """Traces `model` over `kv_pool` at construction; `run` it from one thread at a time, the constructing one."""
+    """Traces `model` over `kv_pool` at construction; `run` it from one thread at a time."""
 
     def __init__(self, model: CausalLM, kv_pool: MHATokenToKVPool) -> None:
         self._heads = model.config.facts.num_heads
@@ -81,13 +80,16 @@ class DecodeGraph:
         return self._inputs(rows, batch.positions, batch.out_cache_loc, batch.slot_table[:, :longest])
 
     def run(self, last_tokens: Tensor, inputs: DecodeInputs) -> DecodeOutput:
-        """One step. Writes KV, and the argmax of each row to its place in `last_tokens` [places] int64."""
+        """One step. Writes KV, and the argmax of each row to its place in `last_tokens` [places] int64.
+
+        A row without a last token (a negative one) stays without.
+        """
         cells = inputs.slot_table.numel() * self._kv_pool.num_kv_heads * self._kv_pool.head_dim
         if len(self._keys) < cells:
             self._keys = torch.empty(cells + cells // 2)
-        told, tokens, logits = self._call(last_tokens, inputs, self._keys)
-        *ids, lowest, nan = told.tolist()
-        return DecodeOutput(tokens, ids, logits, lowest < 0, bool(nan))
+        tokens, flags, logits = self._call(last_tokens, inputs, self._keys)
+        unknown, nan = flags.tolist()
+        return DecodeOutput(tokens, logits, unknown, nan)
 
     def _inputs(self, rows: Tensor, positions: Tensor, locations: Tensor, table: Tensor) -> DecodeInputs:
         size, length = table.shape
@@ -129,8 +131,8 @@ class DecodeGraph:
 
         @torch.inference_mode()
         def call(last: Tensor, inputs: DecodeInputs, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            told, tokens, logits = traced(*arguments(last, inputs, keys))
-            return told, tokens, logits
+            tokens, flags, logits = traced(*arguments(last, inputs, keys))
+            return tokens, flags, logits
 
         for _ in range(WARM_UP_CALLS):
             call(last, sample, keys)
@@ -157,7 +159,7 @@ class _DecodeStep(nn.Module):
         keys: Tensor,
         pool: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens with two flags behind them (lowest input id, NaN), tokens, logits."""
+        """Tokens, two flags (a row without a last token, a NaN), logits."""
         ids = last_tokens.index_select(0, rows)
         attention = _PaddedAttention(
             self._kv_pool, pool, self.model.config.facts.num_heads, out_cache_loc, slot_table, keys
@@ -166,9 +168,9 @@ class _DecodeStep(nn.Module):
         hidden = self.model.hidden(ids.clamp_min(0), positions, attention)
         logits = self.model.logits(hidden)
         best, tokens = logits.max(-1)
-        last_tokens.index_copy_(0, rows, tokens)
-        flags = (ids.amin(0, True), best.isnan().any().view(1).long())
-        return torch.cat((tokens, *flags)), tokens, logits
+        unknown = ids < 0
+        last_tokens.index_copy_(0, rows, torch.where(unknown, ids, tokens))
+        return tokens, torch.stack((unknown.any(), best.isnan().any())), logits
 
 
 class _PaddedAttention:

@@ -147,6 +147,7 @@ class Scheduler:
                     kv_free=ledger.free, kv_evictable=ledger.evictable, kv_protected=ledger.protected
                 )
             )
+            state.trace.tell_cost()
 
 
 def _make_state(settings: Settings, worker: Worker, trace: Tracer) -> SchedulerState:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
 from sgviz.messages import BatchStrOutput, BatchTokenIDOutput, ToDetokenizer, ToTokenizer
+from sgviz.model.tokenizer import Tokenizer
 from sgviz.tokenizer_manager import TokenizerManager
 from sgviz.virtual.arrival import AfterFinish, Arrival, Prompter
 from sgviz.virtual.host import ActorClock, HostModel
@@ -188,6 +189,25 @@ class DetokenizerActor:
                 self._clock.charge(self._model.detokenize_ns(len(message.rids)))
             self._manager.handle(message)
         self._clock.pause()
+
+
+class OneThread:
+    """A tokenizer that decodes in the thread of its caller, where the time of it is counted (and none is idle)."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+
+    def decode_batch(
+        self,
+        list_of_ids: list[list[int]],
+        /,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> list[str]:
+        """`decode` of each."""
+        decode = self._tokenizer.decode
+        return [decode(ids, skip_special_tokens, spaces_between_special_tokens) for ids in list_of_ids]
 
 
 def _length(arrival: Arrival) -> int:

@@ -146,16 +146,16 @@ class HostModel:
         hop_us: a message's way through a socket.
     """
 
-    turn_us: float = 150.0
-    turn_per_request_us: float = 4.0
-    launch_us: float = 60.0
-    launch_per_request_us: float = 0.7
-    process_us: float = 80.0
-    process_per_request_us: float = 2.5
-    tokenize_us: float = 250.0
-    tokenize_per_token_us: float = 0.8
+    turn_us: float = 60.0
+    turn_per_request_us: float = 4.5
+    launch_us: float = 35.0
+    launch_per_request_us: float = 0.8
+    process_us: float = 45.0
+    process_per_request_us: float = 3.2
+    tokenize_us: float = 300.0
+    tokenize_per_token_us: float = 3.0
     detokenize_us: float = 40.0
-    detokenize_per_request_us: float = 25.0
+    detokenize_per_request_us: float = 20.0
     answer_us: float = 60.0
     answer_per_request_us: float = 60.0
     hop_us: float = 60.0

@@ -23,7 +23,7 @@ from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
 from sgviz.tokenizer_manager import Limits, TokenizerManager
-from sgviz.virtual.actors import Actor, DetokenizerActor, Output, SteppedLoop, TokenizerActor
+from sgviz.virtual.actors import Actor, DetokenizerActor, OneThread, Output, SteppedLoop, TokenizerActor
 from sgviz.virtual.arrival import AfterFinish, Arrival, Prompter
 from sgviz.virtual.charging import ChargingWorker, charge_next
 from sgviz.virtual.host import ActorClock, Host, HostModel
@@ -216,7 +216,9 @@ class Stage:
     def _make_detokenizer(self) -> DetokenizerActor:
         clock = self._clocks["detokenizer"]
         outbox = self._sender(self._to_tokenizer, clock)
-        manager = DetokenizerManager(self._tokenizer, Unread(), outbox, self._tracer("detokenizer"), clock)
+        manager = DetokenizerManager(
+            OneThread(self._tokenizer), Unread(), outbox, self._tracer("detokenizer"), clock
+        )
         return DetokenizerActor(manager, self._to_detokenizer, clock, self._model)
 
     def _sender(self, wire: Wire[Any], clock: ActorClock) -> WireSender:

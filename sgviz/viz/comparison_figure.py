@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +42,8 @@ def comparison_figure(
     height = 0.75 + 0.62 * len(names)
     figure = Figure(figsize=(11.5, 2 * height + 4.9), layout="constrained", facecolor=colours.ground)
     FigureCanvasAgg(figure)
-    top, middle, bottom = np.ravel(figure.subfigures(3, 1, height_ratios=[height, height, 2.9]))
+    grid = figure.add_gridspec(3, 1, height_ratios=[height, height, 2.9])
+    top, middle, bottom = (figure.add_subfigure(grid[row]) for row in range(3))
     lanes = top.subplots()
     draw_lanes(lanes, accounts, seconds=seconds, look=look)
     draw_account(middle.subplots(), accounts, look=look)

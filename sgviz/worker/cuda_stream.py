@@ -56,16 +56,16 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)  # weights and pools were written on the default stream
-        self._forward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._copy = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._anchor = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._forward = torch.cuda.Stream(device)
+        self._copy = torch.cuda.Stream(device)
+        self._anchor = torch.cuda.Event(enable_timing=True)
         self._anchor.record(self._forward)
         self._anchor.synchronize()
         self._anchor_ns = time.monotonic_ns()
 
     def begin(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.Event, Tensor]:
         """Enqueue the first half of a forward whose sampling waits; what it gave, and the event of its start."""
-        started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        started = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._forward):
             started.record(self._forward)
             return started, work()
@@ -79,9 +79,9 @@ class CudaStreams:
         started: torch.cuda.Event | None = None,
     ) -> InFlight:
         """Enqueue `work` and the copy of what it sampled; `started`: of the half that `begin` enqueued."""
-        first = started or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        first = started or torch.cuda.Event(enable_timing=True)
+        ended = torch.cuda.Event(enable_timing=True)
+        copied = torch.cuda.Event()
         with torch.cuda.stream(self._forward):
             if started is None:
                 first.record(self._forward)
@@ -135,7 +135,7 @@ class CudaLaunch:
             return False
         if self._future.exception() is not None:
             return True
-        passed: bool = self._future.result().copied.query()  # type: ignore[no-untyped-call]
+        passed: bool = self._future.result().copied.query()
         return passed
 
     def result(self) -> GenerationBatchResult:

@@ -37,6 +37,7 @@ def make_worker(settings: Settings) -> Worker:
     return TpModelWorker(
         settings.model.model_path,
         dtype=settings.model.dtype,
+        quantization=settings.model.quantization,
         device=settings.model.device,
         max_total_tokens=settings.cache.max_total_tokens,
         page_size=settings.cache.page_size,

@@ -1,6 +1,7 @@
 """ModelRunner: the model, its KV tensors and its attention backend; ForwardBatch in, logits out.
 
-Mirrors SGLang's ModelRunner. Simplified: no CUDA graphs, no tensor parallelism.
+Mirrors SGLang's ModelRunner; on a CPU its traced decode step stands where SGLang has CUDA graphs. Simplified: no
+CUDA graphs, no tensor parallelism.
 Imports: batch, model, worker.kv_budget, torch.
 """
 
@@ -15,10 +16,11 @@ from torch import Tensor
 from sgviz.batch.forward_mode import ForwardMode
 from sgviz.errors import ConfigError
 from sgviz.model.attention import AttentionBackend, TorchAttention
+from sgviz.model.decode_graph import DecodeGraph
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.kv_pool import MHATokenToKVPool
 from sgviz.model.loader import DTYPES, load_model
-from sgviz.model.model_config import load_config
+from sgviz.model.model_config import Quantization, load_config
 from sgviz.model.registry import model_class
 from sgviz.worker.kv_budget import (
     CPU_KV_BYTES,
@@ -43,7 +45,9 @@ class ModelRunner:
     """Runs the forwards of one stream.
 
     Attributes:
-        forward_pass_id: forwards so far. can_run_cuda_graph: always False here.
+        forward_pass_id: forwards so far, those of the graph not counted.
+        decode_graph: the decode step in one piece, for float32 on a CPU, else None.
+        can_run_cuda_graph: always False here.
         context_len: positions a request may use.
     """
 
@@ -57,6 +61,7 @@ class ModelRunner:
         device: torch.device,
         memory: MemoryPlan,
         context_length: int | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         """Load the model and take the KV memory.
 
@@ -69,17 +74,23 @@ class ModelRunner:
         self.dtype = dtype
         self.device = device
         self.context_len = usable_context(context_length, self.facts.context_len)
-        self.model = load_model(folder, dtype, device)
+        self.model = load_model(folder, dtype, device, quantization=quantization)
         self.model.eval()
         self.kv_pool = self._take_memory(memory)
         self.attention: AttentionBackend = TorchAttention(self.kv_pool)
+        graphable = device.type == "cpu" and dtype is torch.float32
+        self.decode_graph = DecodeGraph(self.model, self.kv_pool) if graphable else None
         self.forward_pass_id = 0
 
     @property
     def weight_bytes(self) -> int:
         """Size of the weights in memory, shared ones once, whatever layout they were packed into."""
         empty = model_class(self.facts.architecture)(self.config, self.dtype, "meta")
-        return sum(weight.numel() for weight in empty.parameters()) * self.dtype.itemsize
+        large, narrow = self.dtype.itemsize, 1 if self.model.quantization else self.dtype.itemsize
+        return sum(
+            weight.numel() * (narrow if ".layers." in name and weight.dim() == 2 else large)
+            for name, weight in empty.named_parameters()
+        )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[B, vocab] float32 logits of each request's last new position; KV of all new ones is written."""

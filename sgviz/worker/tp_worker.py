@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.model.decode_graph import DecodeInputs
 from sgviz.model.fetch import resolve_model
 from sgviz.model.forward_batch import ForwardBatch
+from sgviz.model.model_config import Quantization
 from sgviz.worker.cuda_stream import CudaLaunch, CudaStreams, InFlight
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.host_result import to_result
 from sgviz.worker.model_runner import MemoryPlan, ModelRunner, resolve_device, resolve_dtype
 from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
 from sgviz.worker.sampler import Sampled, Sampler
-from sgviz.worker.sampling_batch import Ints, SamplingBatch
+from sgviz.worker.sampling_batch import SamplingBatch
 from sgviz.worker.snapshot import BatchSnapshot
 from sgviz.worker.stream import CpuStream, DelayedLaunch, WorkerLaunch
 
@@ -32,15 +34,19 @@ from sgviz.worker.stream import CpuStream, DelayedLaunch, WorkerLaunch
 class _Work:
     """One launch as the stream sees it; nothing in it follows the scheduler.
 
-    `logits`, `started`, `start_ns`, `error`: what the forward left for a sampling that was delayed.
+    `graph_inputs`: set if the decode graph runs it. `logits`, `best` (their argmax, from the graph), `started`,
+    `start_ns`, `error`: what the forward left for the sampling, which may be delayed.
     """
 
     bid: int
     number: int
     forward: ForwardBatch
     sampling: SamplingBatch
-    rows: Ints
+    rows: Tensor
+    last_row: int
     decode_rows: int
+    graph_inputs: DecodeInputs | None = None
+    best: Tensor | None = None
     logits: Tensor | None = None
     started: torch.cuda.Event | None = None
     start_ns: int = 0
@@ -52,6 +58,7 @@ class TpModelWorker:
 
     Args:
         model_path: name, folder or hub id, as `resolve_model` takes it.
+        quantization: "w8a8_int8" or None.
         dtype, device: "auto" or a name; see `resolve_dtype` and `resolve_device`.
         max_total_tokens: KV slots, rounded down to pages; None: what memory allows.
         max_running_requests: bounds the KV pool on small models, where memory does not.
@@ -68,6 +75,7 @@ class TpModelWorker:
         model_path: str,
         *,
         dtype: str = "auto",
+        quantization: Quantization | None = None,
         device: str = "auto",
         max_total_tokens: int | None = None,
         page_size: int = 1,
@@ -90,6 +98,7 @@ class TpModelWorker:
             device=self.device,
             memory=memory,
             context_length=context_length,
+            quantization=quantization,
         )
         self.info = self._describe()
         self._random_seed = random_seed
@@ -159,14 +168,19 @@ class TpModelWorker:
             slot_table=taken.slot_table,
         )
         self._launched += 1
-        return _Work(
+        work = _Work(
             bid=taken.bid,
             number=self._launched,
             forward=forward,
             sampling=self._sampling,
-            rows=taken.rows,
+            rows=torch.from_numpy(taken.rows),
+            last_row=int(taken.rows.max(initial=0)),
             decode_rows=taken.decode_rows,
         )
+        graph = self.runner.decode_graph
+        if graph is not None and taken.forward_mode.is_decode and len(taken.rows):
+            work.graph_inputs = graph.prepare(forward, work.rows)
+        return work
 
     # Everything below runs on the stream.
 
@@ -196,17 +210,29 @@ class TpModelWorker:
         if work.error is not None:
             raise work.error
         logits = self._logits(work) if work.logits is None else work.logits
+        if work.best is not None and work.sampling.columns.plain:
+            return Sampled(tokens=work.best)
         sampled = self._sampler.sample(logits, work.sampling)
-        self._future_map.store(torch.from_numpy(work.rows).to(self.device), sampled.tokens)
+        self._future_map.store(work.rows.to(self.device), sampled.tokens)
         return sampled
 
     @torch.inference_mode()
     def _logits(self, work: _Work) -> Tensor:
-        batch = _move(work.forward, self.device)
-        rows = torch.from_numpy(work.rows).to(self.device)
-        self._future_map.reserve(int(work.rows.max(initial=0)))
+        self._future_map.reserve(work.last_row)
+        if work.graph_inputs is not None:
+            return self._logits_of_graph(work, work.graph_inputs)
+        batch, rows = _move(work.forward, self.device), work.rows.to(self.device)
         batch.input_ids = self._future_map.resolve(batch.input_ids, rows[len(rows) - work.decode_rows :])
         return self.runner.forward(batch)
+
+    def _logits_of_graph(self, work: _Work, inputs: DecodeInputs) -> Tensor:
+        """The graph has put the argmax into the FutureMap, which is all that plain rows want."""
+        assert self.runner.decode_graph is not None
+        out = self.runner.decode_graph.run(self._future_map.output_tokens_buf, inputs)
+        if out.unknown:
+            self._future_map.resolve(inputs.rows[:0], inputs.rows)  # raises, and names the row
+        work.best = None if out.nan else out.tokens
+        return out.logits
 
     @torch.inference_mode()
     def _forget(self, rows: list[int]) -> None:

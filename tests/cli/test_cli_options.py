@@ -20,6 +20,7 @@ FLAGS = [
     "--chat-template",
     "--context-length",
     "--dtype",
+    "--quantization",
     "--device",
     "--torch-threads",
     "--random-seed",
