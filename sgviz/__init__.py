@@ -17,11 +17,13 @@ __version__ = "0.1.0"
 _LAZY = {
     "Engine": ("sgviz.engine", "Engine"),
     "Recording": ("sgviz.recording", "Recording"),
+    "experiment": ("sgviz.experiment", None),
     "load": ("sgviz.recording", "load"),
     "viz": ("sgviz.viz", None),
+    "workload": ("sgviz.workload", None),
 }
 
-__all__ = ["Engine", "Recording", "__version__", "load", "viz"]
+__all__ = ["Engine", "Recording", "__version__", "experiment", "load", "viz", "workload"]
 
 
 def __getattr__(name: str) -> Any:

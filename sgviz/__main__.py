@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": ("sgviz.cli.demo", "answer one chat request and show its journey"),
     "serve": ("sgviz.cli.serve", "run an OpenAI-compatible server"),
     "chat": ("sgviz.cli.chat", "talk to a model in the terminal"),
+    "bench": ("sgviz.cli.bench", "load a running server and measure it"),
     "doctor": ("sgviz.cli.doctor", "say what this machine has"),
 }
 INTERRUPTED = 130

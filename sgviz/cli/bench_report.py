@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sgviz.cli.bench_client import Measured
+from sgviz.cli.bench_answers import Measured
 from sgviz.experiment.stats import most_at_once, most_per_second, spread, tpot
 from sgviz.recording import Recording
 
@@ -32,7 +32,8 @@ def result_of(measured: Sequence[Measured], *, duration: float, facts: Mapping[s
     tokens_in, tokens_out = sum(each.prompt_tokens for each in good), sum(each.output_tokens for each in good)
     stamps = [each.start + stamp for each in good for stamp in each.stamps]
     counts = [count for each in good for count in each.counts]
-    gaps = [gap * MS for each in good for gap in each.itl]
+    streamed = [each for each in good if each.streamed and each.stamps]  # else nobody saw the first token
+    gaps = [gap * MS for each in streamed for gap in each.itl]
     return {
         **facts,
         "duration": duration,
@@ -45,8 +46,8 @@ def result_of(measured: Sequence[Measured], *, duration: float, facts: Mapping[s
         "output_throughput": _rate(tokens_out, duration),
         "total_throughput": _rate(tokens_in + tokens_out, duration),
         **spread([each.latency * MS for each in good], "e2e_latency"),
-        **spread([each.ttft * MS for each in good if each.stamps], "ttft"),
-        **spread([tpot(each.latency, each.ttft, each.output_tokens) * MS for each in good], "tpot"),
+        **spread([each.ttft * MS for each in streamed], "ttft"),
+        **spread([tpot(each.latency, each.ttft, each.output_tokens) * MS for each in streamed], "tpot"),
         **spread(gaps, "itl"),
         "max_itl_ms": max(gaps, default=math.nan),
         "concurrency": _rate(sum(each.latency for each in good), duration),
@@ -89,6 +90,8 @@ def table(result: Mapping[str, Any]) -> str:
     if result.get("server"):
         lines += _server_lines(result["server"])
     lines.append("=" * WIDTH)
+    if result.get("simulated"):
+        lines.append(f"The server's device is simulated ({result['server_info']['device']}).")
     return "\n".join(lines)
 
 
@@ -147,7 +150,7 @@ def join(measured: Sequence[Measured], recording: Recording) -> Result:
     rows = recording.requests.set_index("rid")
     known = [each for each in measured if each.ok and each.rid in rows.index]
     server = rows.loc[[each.rid for each in known]]
-    seen_ttft = [each.ttft * MS for each in known]
+    seen_ttft = [each.ttft * MS if each.streamed else math.nan for each in known]
     seen_e2e = [each.latency * MS for each in known]
     return {
         "recording": recording.source,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import msgspec
-
-from sgviz.doctor import render, report
+from sgviz.doctor import render, report, to_json
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     found = report(args.port)
     if args.json:
-        print(msgspec.json.encode(found).decode())
+        print(to_json(found))
     else:
         render(found)
-    return 0
+    return found.exit_code

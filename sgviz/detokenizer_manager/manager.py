@@ -16,7 +16,7 @@ from sgviz.detokenizer_manager.decoding import Decoded, TextDecoder, Window, dec
 from sgviz.detokenizer_manager.status import DecodeStatus
 from sgviz.events.clock import Clock
 from sgviz.events.schema import TextEmitted
-from sgviz.events.tracer import Tracer
+from sgviz.events.tracer import QUIET_MS, Tracer
 from sgviz.messages import (
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -86,9 +86,11 @@ class DetokenizerManager:
         while True:
             messages = self._receiver.drain()
             if not messages:
-                self._trace.flush()
+                self._trace.flush_if_due()
                 yield Stop.IDLE
-                self._receiver.wait(self._idle_wait_ms)
+                if not self._receiver.wait(QUIET_MS):  # a short gap between two messages is not worth a flush
+                    self._trace.flush()
+                    self._receiver.wait(self._idle_wait_ms)
                 continue
             yield Stop.RECEIVED
             for message in messages:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from time import thread_time_ns
+from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
 from sgviz.events.clock import Clock, WallClock
 from sgviz.events.schema import AnyBody, Event, TraceCost, TraceDropped
 
 SAMPLE_MASK = 63  # one emit in 64 is timed
+FLUSH_EVERY_NS = 20_000_000  # a live view is at most this far behind a busy loop
+QUIET_MS = FLUSH_EVERY_NS // 1_000_000
 TELL_COST_EVERY = 4096  # events between two statements of what they cost
 
 
@@ -43,7 +45,7 @@ class Tracer:
     (all timed), on the process's own clock whatever `clock` is. Building the body is the caller's time.
     """
 
-    __slots__ = ("_seq", "_sink", "clock", "component", "cost_ns", "iteration", "on")
+    __slots__ = ("_flushed_ns", "_seq", "_sink", "clock", "component", "cost_ns", "iteration", "on")
 
     def __init__(self, component: str, sink: Sink | None, clock: Clock | None = None) -> None:
         self.component = component
@@ -53,6 +55,7 @@ class Tracer:
         self._sink: Sink = sink or NullSink()
         self._seq = 0
         self.cost_ns = 0
+        self._flushed_ns = 0
 
     def emit(self, body: AnyBody) -> None:
         """Stamp `body` and hand it to the sink. Call only when `on`."""
@@ -63,10 +66,17 @@ class Tracer:
             self._emit_timed(body)
 
     def flush(self) -> None:
-        """Pass on what is buffered."""
+        """Pass on what is buffered; call it before blocking."""
         start = thread_time_ns()
         self._sink.flush()
         self.cost_ns += thread_time_ns() - start
+
+    def flush_if_due(self) -> None:
+        """Pass on what has been waiting for long; cheap enough for every turn of a busy loop."""
+        now = monotonic_ns()
+        if now - self._flushed_ns >= FLUSH_EVERY_NS:
+            self._flushed_ns = now
+            self.flush()
 
     def _emit_timed(self, body: AnyBody) -> None:
         start = thread_time_ns()

@@ -38,7 +38,7 @@ from sgviz.events.schema import (
 )
 from sgviz.recording.ledger import Ledger
 
-_ENDS_AT_ONCE = frozenset({"waiting", "chunk", "retract"})
+ENDS_AT_ONCE = frozenset({"waiting", "chunk", "retract"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class EngineFold:
         rid = body.rid
         if body.where == "waiting":
             self.waiting = [other for other in self.waiting if other != rid]
-        if body.where in _ENDS_AT_ONCE:
+        if body.where in ENDS_AT_ONCE:
             self._end(rid)
         elif body.where == "running" and rid in self.aborting:
             self._end(rid)  # memory ran out before the result that was to end it

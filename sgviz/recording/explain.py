@@ -37,9 +37,24 @@ class Explainer:
         self._state = state
         self._t_end = t_end
         self.standings = Standings().read(events)
-        idles = [event.t for event in events if isinstance(event.body, LoopIdle)]
-        self.timeline: Timeline = timeline(state.batches.values(), idles)
+        self._idles = [event.t for event in events if isinstance(event.body, LoopIdle)]
+        self._line: Timeline | None = None
         self._words: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
+
+    @property
+    def timeline(self) -> Timeline:
+        """Made when a running request is first asked about; waits alone need none."""
+        if self._line is None:
+            self._line = timeline(self._state.batches.values(), self._idles)
+        return self._line
+
+    def queue_waits(self, request: RequestState) -> dict[Cause, int]:
+        """Nanoseconds in the queue by cause, all stays together."""
+        sums: dict[Cause, int] = {}
+        for stay in self._stays(request):
+            for part in self._queue(request, stay, stay.start, stay.end or self._t_end):
+                sums[part.cause] = sums.get(part.cause, 0) + part.duration_ns
+        return sums
 
     def explain(self, request: RequestState) -> Explanation:
         """The whole life of `request`; a parent's follows the child that ended last."""

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from sgviz.errors import BadRequest, NotFound, suggest
-from sgviz.events.schema import Event, ProcessStarted, TraceDropped
+from sgviz.events.schema import EngineConfigured, Event, ProcessStarted, TraceDropped
 from sgviz.events.time_stats import Stage, TimeStats, stages
 from sgviz.recording import tables
+from sgviz.recording.audit import AuditReport, audit
+from sgviz.recording.decisions import decisions_table, tokens_table
 from sgviz.recording.engine_fold import Difference
 from sgviz.recording.explain import Explainer
 from sgviz.recording.explanation import Explanation
@@ -25,7 +27,7 @@ from sgviz.recording.journey import TypeStep, journey
 from sgviz.recording.moment import Moment, moment
 from sgviz.recording.requests import RequestState
 from sgviz.recording.store import ClockAnchor, Header, StoredRun, UnknownEvent, read, write
-from sgviz.recording.waits import why_not_running
+from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -135,7 +137,9 @@ class Recording:
     @property
     def requests(self) -> pd.DataFrame:
         """One row a request: sizes, latencies and stages; see `tables.requests_table`."""
-        return self._table("requests", lambda: tables.requests_table(self._requests().values(), self.t0))
+        return self._table(
+            "requests", lambda: tables.requests_table(self._requests().values(), self.t0, self.explainer())
+        )
 
     @property
     def iterations(self) -> pd.DataFrame:
@@ -151,6 +155,26 @@ class Recording:
     def kv(self) -> pd.DataFrame:
         """KV tokens by state over time, folded from `pool.*` and `tree.*`; see `tables.kv_table`."""
         return self._table("kv", lambda: tables.kv_table(self._fold().kv, self.t0))
+
+    @property
+    def decisions(self) -> pd.DataFrame:
+        """One row a verdict of admission, repeats folded; see `decisions.decisions_table`."""
+        return self._table("decisions", lambda: decisions_table(self._events, self.t0))
+
+    @property
+    def tokens(self) -> pd.DataFrame:
+        """One row a sampled token, with its times on the way out; see `decisions.tokens_table`."""
+        return self._table("tokens", lambda: tokens_table(self._events, self.t0))
+
+    @property
+    def waits(self) -> pd.DataFrame:
+        """One row a request: its whole time by cause, a column each; see `waits.waits_table`."""
+        return self._table("waits", lambda: waits_table(self.explainer(), self._requests().values()))
+
+    @property
+    def kv_owners(self) -> pd.DataFrame:
+        """Private KV tokens by owner at up to 400 moments; see `waits.kv_owners_table`."""
+        return self._table("kv_owners", lambda: kv_owners_table(self._events, self._configured(), self.t0))
 
     def stamped(self) -> Sequence[Event]:
         """The events themselves, in the order of time, for folds that are no table."""
@@ -291,6 +315,11 @@ class Recording:
         """
         return list(self._state_now().differences)
 
+    def audit(self) -> AuditReport:
+        """Balance the books from the events alone; a finding names the event that breaks them."""
+        self.refresh()
+        return audit(self._events, self.header.configured)
+
     def fold(self) -> Folded:
         """The last state and the history of the memory."""
         self.refresh()
@@ -323,6 +352,9 @@ class Recording:
     def _state_now(self) -> State:
         self.refresh()
         return self._state
+
+    def _configured(self) -> EngineConfigured | None:
+        return self._state.configured or self.header.configured
 
     def _requests(self) -> dict[str, RequestState]:
         return self._state.requests.by_rid

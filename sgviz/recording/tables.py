@@ -15,6 +15,8 @@ import pandas as pd
 
 from sgviz.events.schema import KIND_OF, BatchPlanned, Body, Event
 from sgviz.events.time_stats import STAGES, TimeStats, end_to_end_ns, stages
+from sgviz.recording.explain import Explainer
+from sgviz.recording.explanation import WAITS, Cause
 from sgviz.recording.fold import BatchState, KvRow, State
 from sgviz.recording.requests import RequestState
 from sgviz.recording.store import UnknownEvent
@@ -87,16 +89,16 @@ def _short(value: object) -> str:
 # ---------------------------------------------------------------- requests
 
 
-def requests_table(requests: Iterable[RequestState], t0: int) -> pd.DataFrame:
+def requests_table(requests: Iterable[RequestState], t0: int, explainer: Explainer) -> pd.DataFrame:
     """One row a request, in the order of arrival.
 
     `ttft_ms`: to the first token (streamed: at the tokenizer manager; else where the scheduler had it).
     `e2e_ms`: until the tokenizer manager was done; `total_ms`: until the last stamp, the sum of the
     stages. `queue_ms`: all stays in the waiting queue. `tpot_ms`: a token after the first. `batches`:
     the bids it ran in. `parent`: the request it is a sample or prompt of; such a parent has a row with
-    sizes missing.
+    sizes missing. `wait_<cause>_ms`: the part of `queue_ms` that each cause has.
     """
-    rows = [_request_row(request, t0) for request in requests]
+    rows = [_request_row(request, t0) | _wait_columns(request, explainer) for request in requests]
     counts = ["prompt_tokens", "completion_tokens", "cached_tokens", "status"]
     return pd.DataFrame(rows, columns=_request_columns()).astype(dict.fromkeys(counts, "Int64"))
 
@@ -106,7 +108,13 @@ def _request_columns() -> list[str]:
         "rid", "arrival_ms", "prompt_tokens", "completion_tokens", "cached_tokens", "stream", "finish_reason",
         "matched", "status", "ttft_ms", "e2e_ms", "tpot_ms", "queue_ms", "total_ms",
         *(f"{name}_ms" for _, name in STAGES), "retractions", "n_batches", "batches", "abort", "parent",
+        *(f"wait_{cause}_ms" for cause in Cause if cause in WAITS),
     ]  # fmt: skip
+
+
+def _wait_columns(request: RequestState, explainer: Explainer) -> dict[str, object]:
+    waits = explainer.queue_waits(request)
+    return {f"wait_{cause}_ms": waits.get(cause, 0) / NS_PER_MS for cause in Cause if cause in WAITS}
 
 
 def _request_row(request: RequestState, t0: int) -> dict[str, object]:

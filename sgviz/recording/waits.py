@@ -1,14 +1,16 @@
 """Waits as tables: what the queue waits for at a moment, and each request's time by cause.
 
-Imports: recording, pandas.
+Imports: events, recording, pandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from sgviz.events.schema import EngineConfigured, Event
+from sgviz.recording.engine_fold import EngineFold
 from sgviz.recording.explain import Explainer
 from sgviz.recording.explanation import Cause
 from sgviz.recording.moment import Moment
@@ -48,3 +50,24 @@ def waits_table(explainer: Explainer, requests: Iterable[RequestState]) -> pd.Da
             request.rid, explanation.total_ns / NS_PER_MS, *(sums.get(cause, 0) / NS_PER_MS for cause in causes)
         ))  # fmt: skip
     return pd.DataFrame(rows, columns=["rid", "total_ms", *(f"{cause}_ms" for cause in causes)])
+
+
+def kv_owners_table(
+    events: Sequence[Event], configured: EngineConfigured | None, t0: int, points: int = 400
+) -> pd.DataFrame:
+    """Who holds the private KV memory: one row an owner at each of up to `points` moments, largest first.
+
+    `owner` is a rid; `(tree, locked)` and `(tree, unlocked)` are what the radix tree has.
+    """
+    fold = EngineFold(configured=configured)
+    if configured is not None:
+        fold.ledger.configure(configured)
+    step = max(1, len(events) // points)
+    rows: list[tuple[object, ...]] = []
+    for number, event in enumerate(events, 1):
+        fold.apply(event)
+        if number % step == 0 or number == len(events):
+            ledger = fold.ledger
+            held = [*ledger.holders(), ("(tree, locked)", ledger.protected), ("(tree, unlocked)", ledger.evictable)]
+            rows += [((event.t - t0) / NS_PER_MS, fold.iteration, owner, tokens) for owner, tokens in held if tokens]
+    return pd.DataFrame(rows, columns=["t_ms", "iteration", "owner", "tokens"])

@@ -12,6 +12,7 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
 from sgviz.config import Settings
 from sgviz.events import Tracer, schema
+from sgviz.events.tracer import QUIET_MS
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.intake import Inbox, Intake, Outbox
@@ -78,10 +79,16 @@ class Scheduler:
         """Drain the loop until a ShutdownReq; block in a poll whenever there is nothing to do."""
         for stop in self.event_loop():
             if stop is Stop.IDLE:
-                self.state.trace.flush()
-                self._inbox.wait(IDLE_WAIT_MS)
+                self._wait_for_message()
             elif stop is Stop.PROCESSED:
-                self.state.trace.flush()
+                self.state.trace.flush_if_due()
+
+    def _wait_for_message(self) -> None:
+        """Block; before a long wait the events must be out."""
+        self.state.trace.flush_if_due()
+        if not self._inbox.wait(QUIET_MS):
+            self.state.trace.flush()
+            self._inbox.wait(IDLE_WAIT_MS)
 
     def begin_turn(self) -> bool:
         """Count the turn and take in messages; False when the scheduler is to stop."""

@@ -15,6 +15,7 @@ from sgviz.config import Settings
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
 from sgviz.events import BufferSink, Event, Sink, Tracer, WallClock, schema
+from sgviz.events.tracer import FLUSH_EVERY_NS
 from sgviz.messages import ToDetokenizer, ToScheduler, ToTokenizer
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class Stage:
         self._model = host if isinstance(host, HostModel) else None
         self._clocks = {name: host.clock(ORIGIN_NS) for name in COMPONENTS}
         self._events: list[Event] = []
+        self._flushed_ns = 0
         folder = resolve_model(settings.model.tokenizer_path or settings.model.model_path)
         self._tokenizer = Tokenizer.load(folder)
         self._to_scheduler: Wire[ToScheduler] = Wire(ToScheduler)
@@ -75,15 +77,24 @@ class Stage:
         loop = scheduler.event_loop()
         clock.resume()
         for stop in loop:
-            scheduler.state.trace.flush()
+            if stop is Stop.PROCESSED:
+                self._flush_if_due(scheduler.state.trace)
             if self._model is not None:
                 charge_next(self._model, clock, scheduler, stop)
             if stop is Stop.IDLE and not self._jump():
                 break
+        scheduler.state.trace.flush()
         clock.pause()
         if scheduler.state.live:
             rids = list(scheduler.state.live)
             raise SgvizError(f"nothing is left to come, but {len(rids)} requests never ended, {rids[0]} among them")
+
+    def _flush_if_due(self, trace: Tracer) -> None:
+        """As `Tracer.flush_if_due`, in virtual time."""
+        now = trace.clock.now()
+        if now - self._flushed_ns >= FLUSH_EVERY_NS:
+            self._flushed_ns = now
+            trace.flush()
 
     def _jump(self) -> bool:
         """Idle: let the others work until there is a message, and wait for it; False when there will be none."""
@@ -222,7 +233,7 @@ class Stage:
         return DetokenizerActor(manager, self._to_detokenizer, clock, self._model)
 
     def _sender(self, wire: Wire[Any], clock: ActorClock) -> WireSender:
-        return WireSender(wire, clock, self._host.hop_ns)
+        return WireSender(wire, clock, self._host)
 
     def _tracer(self, component: str) -> Tracer:
         off = self._settings.observe.disable_events
@@ -232,10 +243,11 @@ class Stage:
         """Where the scheduler's and the detokenizer's events are encoded, as they would be for the main process."""
         if component == "tokenizer_manager" or self._model is not None:
             return _ListSink(self._events)
-        encode = msgspec.msgpack.Encoder().encode
+        encode, clock = msgspec.msgpack.Encoder().encode, self._clocks[component]
 
         def send(events: list[Event]) -> bool:
             encode(events)
+            clock.spend(self._host.send_ns)
             self._events.extend(events)
             return True
 

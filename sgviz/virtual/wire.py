@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sgviz.channel import AsyncReceiver, Receiver, Sender
-from sgviz.virtual.host import ActorClock
+from sgviz.virtual.host import ActorClock, Host
 
 T = TypeVar("T")
 
@@ -53,17 +53,18 @@ class Wire(Generic[T]):
 
 
 class WireSender(Sender):
-    """The sending end of a wire: a message leaves at its sender's time and arrives `hop_ns` later."""
+    """The sending end of a wire: a message leaves at its sender's time and arrives a hop later."""
 
-    def __init__(self, wire: Wire[Any], clock: ActorClock, hop_ns: int) -> None:
+    def __init__(self, wire: Wire[Any], clock: ActorClock, host: Host) -> None:
         self._wire = wire
         self._clock = clock
-        self._hop_ns = hop_ns
+        self._hop_ns, self._send_ns = host.hop_ns, host.send_ns
         self._encode = msgspec.msgpack.Encoder().encode
         self.sent = 0
 
     def send(self, message: msgspec.Struct) -> None:
         data = self._encode(message)
+        self._clock.spend(self._send_ns)
         self._wire.put(self._clock.now() + self._hop_ns, data)
         self.sent += 1
 

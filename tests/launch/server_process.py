@@ -21,8 +21,12 @@ START_S = 90.0
 class ServerProcess:
     """Starts the server and waits for the ready line; always ends it and its children."""
 
-    def __init__(self, *flags: str, model: str = "tiny-llama", wait: bool = True) -> None:
+    def __init__(
+        self, *flags: str, model: str = "tiny-llama", wait: bool = True, folder: str | None = None
+    ) -> None:
+        """`folder`: where its sockets go, if not into a place of its own."""
         self.folder = tempfile.TemporaryDirectory(prefix="test-serve-")
+        self.sockets = folder or self.folder.name
         self.log = Path(self.folder.name, "log")
         command = [sys.executable, "-m", "sgviz", "serve", "--model-path", model, "--port", "0", *flags]
         with self.log.open("w") as log:
@@ -31,7 +35,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": self.folder.name, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "TMPDIR": self.sockets, "OMP_NUM_THREADS": "1"},
             )
         self.url = ""
         if wait:
@@ -69,7 +73,7 @@ class ServerProcess:
 
     def leftovers(self) -> list[str]:
         """Socket folders that are still there."""
-        return [str(path) for path in Path(self.folder.name).glob("sgviz-*")]
+        return [str(path) for path in Path(self.sockets).glob("sgviz-*")]
 
     def __enter__(self) -> ServerProcess:
         return self

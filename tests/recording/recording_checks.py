@@ -79,8 +79,15 @@ def assert_journey_complete(rec: Recording, rid: str, types: Sequence[str] = TYP
     assert all(step.holds and all(isinstance(text, str) for text in step.holds.values()) for step in steps)
 
 
+def assert_books_balance(rec: Recording) -> None:
+    """Every slot, row, lock and end is accounted for."""
+    report = rec.audit()
+    assert report.balanced, str(report)
+
+
 def assert_recording_sound(rec: Recording) -> None:
     """Everything at once."""
+    assert_books_balance(rec)
     assert_memory_adds_up(rec)
     assert_requests_consistent(rec)
     assert_batches_consistent(rec)
