@@ -97,7 +97,9 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     sim_cost: Annotated[
         str | None,
-        _meta("JSON file of costs fitted from a recording (FittedCost.save), in place of the roofline.", "ours"),
+        _meta(
+            "JSON file of costs fitted from a recording (FittedCost.save), in place of the roofline.", "ours"
+        ),
     ] = None
 
 
@@ -176,7 +178,11 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     watchdog_timeout: Annotated[
         float,
-        _meta("Seconds one turn of the scheduler (one forward) may take before it counts as stuck.", "SGLang", gt=0.0),
+        _meta(
+            "Seconds one turn of the scheduler (one forward) may take before it counts as stuck.",
+            "SGLang",
+            gt=0.0,
+        ),
     ] = 300.0
 
 

@@ -57,7 +57,7 @@ def kv_owners_table(
 ) -> pd.DataFrame:
     """Who holds the private KV memory: one row an owner at each of up to `points` moments, largest first.
 
-    `owner` is a rid; `(tree, locked)` and `(tree, unlocked)` are what the radix tree has.
+    `count` events had happened, as `Recording.at` takes it. `owner` is a rid; `(tree, locked)` and `(tree, unlocked)` are what the radix tree has.
     """
     fold = EngineFold(configured=configured)
     if configured is not None:
@@ -69,5 +69,5 @@ def kv_owners_table(
         if number % step == 0 or number == len(events):
             ledger = fold.ledger
             held = [*ledger.holders(), ("(tree, locked)", ledger.protected), ("(tree, unlocked)", ledger.evictable)]
-            rows += [((event.t - t0) / NS_PER_MS, fold.iteration, owner, tokens) for owner, tokens in held if tokens]
-    return pd.DataFrame(rows, columns=["t_ms", "iteration", "owner", "tokens"])
+            rows += [(number, (event.t - t0) / NS_PER_MS, fold.iteration, owner, tokens) for owner, tokens in held if tokens]
+    return pd.DataFrame(rows, columns=["count", "t_ms", "iteration", "owner", "tokens"])

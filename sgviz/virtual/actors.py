@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVarTuple, Unpack
 
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
@@ -22,6 +22,7 @@ from sgviz.virtual.arrival import AfterFinish, Arrival, Prompter
 from sgviz.virtual.host import ActorClock, HostModel
 from sgviz.virtual.wire import HandedIn, Wire, WireSender
 
+Ts = TypeVarTuple("Ts")
 Output = dict[str, Any]
 THREAD_POLL_S = 0.0005  # long prompts are tokenized in a thread; that is waited for awake
 
@@ -45,9 +46,14 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._readied = 0
 
-    def call_soon(self, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: Context | None = None,
+    ) -> asyncio.Handle:
         self._readied += 1
-        return super().call_soon(*args, context=context)
+        return super().call_soon(callback, *args, context=context)
 
     def run_ready(self) -> None:
         """Until a whole pass made nothing ready any more. Timers are not waited for."""

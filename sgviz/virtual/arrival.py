@@ -68,5 +68,7 @@ class Prompter:
 
     def _words(self, rid: str, tokens: int) -> str:
         if tokens < 1:
-            raise BadRequest(f"request {rid}: a prompt of {tokens} tokens; it takes at least 1", param="prompt")
+            raise BadRequest(
+                f"request {rid}: a prompt of {tokens} tokens; it takes at least 1", param="prompt"
+            )
         return self._tokenizer.decode(random.Random(rid).choices(self._word_ids, k=tokens))

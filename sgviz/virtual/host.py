@@ -164,11 +164,11 @@ class HostModel:
     """
 
     turn_us: float = 60.0
-    turn_per_request_us: float = 4.5
+    turn_per_request_us: float = 3.2
     launch_us: float = 35.0
     launch_per_request_us: float = 0.8
     process_us: float = 45.0
-    process_per_request_us: float = 3.2
+    process_per_request_us: float = 2.6
     tokenize_us: float = 300.0
     tokenize_per_token_us: float = 3.0
     detokenize_us: float = 40.0

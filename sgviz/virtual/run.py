@@ -114,7 +114,9 @@ def _host(host: str | Host) -> Host:
         return MeasuredHost()
     if host == "modelled":
         return HostModel()
-    raise ConfigError(f"host {host!r} is not allowed; give 'measured', 'modelled', a MeasuredHost or a HostModel")
+    raise ConfigError(
+        f"host {host!r} is not allowed; give 'measured', 'modelled', a MeasuredHost or a HostModel"
+    )
 
 
 def _outside_of_a_loop(run: Callable[[], VirtualRun]) -> VirtualRun:

@@ -54,6 +54,7 @@ class Stage:
         self._model = host if isinstance(host, HostModel) else None
         self._clocks = {name: host.clock(ORIGIN_NS) for name in COMPONENTS}
         self._events: list[Event] = []
+        self._tracers: list[Tracer] = []
         self._flushed_ns = 0
         folder = resolve_model(settings.model.tokenizer_path or settings.model.model_path)
         self._tokenizer = Tokenizer.load(folder)
@@ -83,11 +84,14 @@ class Stage:
                 charge_next(self._model, clock, scheduler, stop)
             if stop is Stop.IDLE and not self._jump():
                 break
-        scheduler.state.trace.flush()
         clock.pause()
+        for trace in self._tracers:
+            trace.flush()
         if scheduler.state.live:
             rids = list(scheduler.state.live)
-            raise SgvizError(f"nothing is left to come, but {len(rids)} requests never ended, {rids[0]} among them")
+            raise SgvizError(
+                f"nothing is left to come, but {len(rids)} requests never ended, {rids[0]} among them"
+            )
 
     def _flush_if_due(self, trace: Tracer) -> None:
         """As `Tracer.flush_if_due`, in virtual time."""
@@ -237,7 +241,9 @@ class Stage:
 
     def _tracer(self, component: str) -> Tracer:
         off = self._settings.observe.disable_events
-        return Tracer(component, None if off else self._sink(component), self._clocks[component])
+        trace = Tracer(component, None if off else self._sink(component), self._clocks[component])
+        self._tracers.append(trace)
+        return trace
 
     def _sink(self, component: str) -> Sink:
         """Where the scheduler's and the detokenizer's events are encoded, as they would be for the main process."""
@@ -286,10 +292,10 @@ class _ListSink:
     """Keeps every event."""
 
     def __init__(self, events: list[Event]) -> None:
-        self.put = events.append
+        self._events = events
 
     def put(self, event: Event) -> None:
-        """Replaced by the list's own append: one call less an event."""
+        self._events.append(event)
 
     def flush(self) -> None:
         """Nothing is buffered."""

@@ -32,12 +32,7 @@ def test_refusals_are_counted_as_often_as_the_adder_said_no(monkeypatch: pytest.
         return verdict
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", spy)
-    rig = TimedRig(tokens=256, chunked_prefill_size=32, prefill_max_requests=2)
-    for number in range(12):
-        rig.submit(range(number, number + 40), 20, rid=f"r{number}")
-        for _ in range(3):
-            rig.stop()
-    rig.run()
+    rig, _ = run({"tokens": 192, "chunked_prefill_size": 16, "schedule_conservativeness": 0.001}, crowd(3))
     table = rig.recording().decisions
     refused = table[table.verdict == "refused"]
     assert said and refused["count"].max() > 1
@@ -92,10 +87,12 @@ def test_waits_add_up_in_both_tables(pressed: TimedRig) -> None:
 
 def test_owners_hold_what_the_pool_says(pressed: TimedRig) -> None:
     rec = pressed.recording()
-    owners, kv = rec.kv_owners, rec.kv
-    for t, part in owners.groupby("t_ms"):
-        row = kv[kv.t_ms <= t].iloc[-1]
-        assert part.tokens.sum() == row.total - row.free
+    owners = rec.kv_owners
+    for count, part in owners.groupby("count"):
+        moment = rec.at(count=count)
+        assert part.tokens.sum() == moment.total - moment.free
+        private = part[~part.owner.str.startswith("(")].set_index("owner").tokens.to_dict()
+        assert private == moment.private
     assert {"(tree, locked)", "(tree, unlocked)"} < set(owners.owner)
 
 

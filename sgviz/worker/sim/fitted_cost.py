@@ -88,7 +88,9 @@ class FittedCost(msgspec.Struct, frozen=True, kw_only=True):
             )
         decoding = np.array([work.new_tokens == work.rows for work in works])
         lines = [_fit_part(works, times, decoding == wanted) for wanted in (True, False)]
-        fitted = cls(decode=lines[0], extend=lines[1], batches=len(works), error=0.0, worst=0.0, source=source)
+        fitted = cls(
+            decode=lines[0], extend=lines[1], batches=len(works), error=0.0, worst=0.0, source=source
+        )
         errors = np.abs(np.array([fitted.step_ns(work) for work in works]) / times - 1)
         return msgspec.structs.replace(
             fitted, error=float(np.median(errors)), worst=float(np.quantile(errors, 0.95))
@@ -104,7 +106,9 @@ class FittedCost(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"the fitted costs in {str(path)!r} cannot be read: {error}", param="sim_cost") from error
+            raise ConfigError(
+                f"the fitted costs in {str(path)!r} cannot be read: {error}", param="sim_cost"
+            ) from error
 
 
 def _observed(recording: Tables) -> tuple[list[StepWork], Floats]:

@@ -25,4 +25,6 @@ def text_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def _is_word(text: str) -> bool:
-    return len(text) > 2 and text[0] == " " and text[1:].isascii() and text[1:].isalpha() and text[1:].islower()
+    return (
+        len(text) > 2 and text[0] == " " and text[1:].isascii() and text[1:].isalpha() and text[1:].islower()
+    )

@@ -31,7 +31,9 @@ class TokenRule:
 
     def __init__(self, token_ids: Sequence[int], eos_token_id: int | None, random_seed: int) -> None:
         if not len(token_ids):
-            raise ConfigError("a simulated device needs at least one token id to draw from", param="model_path")
+            raise ConfigError(
+                "a simulated device needs at least one token id to draw from", param="model_path"
+            )
         self._ids = np.array(token_ids, dtype=np.int64)
         self._eos = eos_token_id
         self._random_seed = random_seed
@@ -56,7 +58,11 @@ class TokenRule:
         chosen = self._ids[bits % np.uint64(len(self._ids))]
         may_end = self._may_end[rows]
         if may_end.any():
-            ends = may_end & (index >= self._min_new[rows]) & ((bits >> np.uint64(32)) % np.uint64(EOS_EVERY) == 0)
+            ends = (
+                may_end
+                & (index >= self._min_new[rows])
+                & ((bits >> np.uint64(32)) % np.uint64(EOS_EVERY) == 0)
+            )
             chosen[ends] = self._eos
         ids: list[int] = chosen.tolist()
         return ids

@@ -71,7 +71,13 @@ class SimWorker:
             self._tokens.enter(batch.reqs)
         asked = [req.top_logprobs_num for req in batch.reqs] if batch.return_logprob else None
         forward = _Forward(
-            batch.bid, self._launched, rows, np.array(batch.seq_lens, dtype=np.int64), asked, start, self._free_at
+            batch.bid,
+            self._launched,
+            rows,
+            np.array(batch.seq_lens, dtype=np.int64),
+            asked,
+            start,
+            self._free_at,
         )
         return SimLaunch(self, forward, sampled=not delay_sample)
 

@@ -1,0 +1,109 @@
+"""Events of the front and the back of the way: serving, tokenizer manager, detokenizer. Imports: schema.base."""
+
+from __future__ import annotations
+
+from sgviz.events.schema.base import Body, Reason
+
+# ---------------------------------------------------------------- serving
+
+
+class RequestReceived(Body, frozen=True, tag="request.received"):
+    """An HTTP body became a typed request (`type`: ChatCompletionRequest, CompletionRequest, GenerateReqInput)."""
+
+    rid: str
+    type: str
+    path: str
+    stream: bool
+    model: str
+    messages: int
+    chars: int
+
+
+class RequestConverted(Body, frozen=True, tag="request.converted"):
+    """Serving made a GenerateReqInput: chat template applied, sampling settled. `size`: ids or characters."""
+
+    rid: str
+    prompt_kind: str
+    size: int
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...] = ()
+
+
+class ChunkSent(Body, frozen=True, tag="chunk.sent"):
+    """Serving handed something to the HTTP layer.
+
+    `part`: role, delta, finish, usage, done, error (streamed) or body (not streamed). `chars` of text in it.
+    """
+
+    rid: str
+    index: int
+    part: str
+    chars: int
+
+
+class ResponseFinished(Body, frozen=True, tag="response.finished"):
+    """The last byte of the answer was handed over, or the client was found gone (`status` 499)."""
+
+    rid: str
+    status: int
+
+
+# ---------------------------------------------------------------- tokenizer manager
+
+
+class RequestTokenized(Body, frozen=True, tag="request.tokenized"):
+    """TokenizerManager made a TokenizedGenerateReqInput."""
+
+    rid: str
+    prompt_tokens: int
+
+
+class RequestDispatched(Body, frozen=True, tag="request.dispatched"):
+    """The tokenized request went into the scheduler's socket."""
+
+    rid: str
+
+
+class OutputReceived(Body, frozen=True, tag="output.received"):
+    """TokenizerManager took a BatchStrOutput and woke the waiters; new `tokens` by request."""
+
+    rids: tuple[str, ...]
+    tokens: tuple[int, ...]
+
+
+class RequestFinished(Body, frozen=True, tag="request.finished"):
+    """The rid left the table. `reason`: stop, length, abort; `matched`: the stop string or token id, as text."""
+
+    rid: str
+    reason: str
+    matched: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class RequestAborted(Body, frozen=True, tag="request.aborted"):
+    """A request is ended before its time. `where`: tokenizer, intake, waiting, running, chunk, retract.
+
+    `reason`: the limit that it can never keep, if that is why.
+    """
+
+    rid: str
+    where: str
+    why: str
+    reason: Reason | None = None
+
+
+# ---------------------------------------------------------------- detokenizer
+
+
+class TextEmitted(Body, frozen=True, tag="text.emitted"):
+    """The detokenizer made a BatchStrOutput: `chars` new characters and `held` token ids kept back, by request."""
+
+    rids: tuple[str, ...]
+    chars: tuple[int, ...]
+    held: tuple[int, ...]
+    finished: tuple[bool, ...]

@@ -1,0 +1,206 @@
+"""Events of the scheduler: queue, admission, batches. Imports: schema.base."""
+
+from __future__ import annotations
+
+from sgviz.events.schema.base import Body, Reason
+
+# ---------------------------------------------------------------- scheduler: queue and admission
+
+
+class QueueEntered(Body, frozen=True, tag="queue.entered"):
+    """The scheduler made a Req and put it in the waiting queue.
+
+    `input_ids` (int32) and `sampling` (msgpack of SamplingParams) let a recording drive a scheduler
+    again; both are empty when a retracted request comes back (`again`). `received_ns`: when it was taken
+    from the inbox (0: not stamped).
+    """
+
+    rid: str
+    position: int
+    prompt_tokens: int
+    max_new_tokens: int
+    stream: bool
+    again: bool = False
+    input_ids: bytes = b""
+    sampling: bytes = b""
+    extra_key: str = ""
+    received_ns: int = 0
+
+
+class QueueSorted(Body, frozen=True, tag="queue.sorted"):
+    """The policy changed the order: `(rid, old rank, new rank)` of those that moved."""
+
+    policy: str
+    moves: tuple[tuple[str, int, int], ...]
+
+
+class PolicyFailed(Body, frozen=True, tag="policy.failed"):
+    """The policy raised, dropped or doubled a request (`fault`); this plan was made in order of arrival."""
+
+    policy: str
+    fault: str
+
+
+class PrefixMatched(Body, frozen=True, tag="prefix.matched"):
+    """The tree holds the first `tokens` of the request (at most `limit` may be used). `node`: last node."""
+
+    rid: str
+    tokens: int
+    limit: int
+    node: int
+
+
+class AdmitOk(Body, frozen=True, tag="admit.ok"):
+    """The adder took the request: `extend` new and `prefix` cached tokens.
+
+    `need` and `have` are the two sides of the memory check in tokens (0 and 0 for a continued chunk,
+    which is not checked); `reserved` output tokens are now promised; the three `rem_*` are what the
+    batch has left afterwards (-1: no such budget).
+    """
+
+    rid: str
+    extend: int
+    prefix: int
+    need: int
+    have: int
+    reserved: int
+    chunked: bool
+    rem_total: int
+    rem_input: int
+    rem_chunk: int
+
+
+class AdmitRefused(Body, frozen=True, tag="admit.refused"):
+    """The request stays in the queue; emitted when the reason changes.
+
+    `need`/`have` in the unit of the reason (tokens, rows or requests); `holders`: who holds the
+    scarce thing and how much of it, largest first.
+    """
+
+    rid: str
+    reason: Reason
+    need: int
+    have: int
+    holders: tuple[tuple[str, int], ...] = ()
+
+
+class AdmitRepeated(Body, frozen=True, tag="admit.repeated"):
+    """A refusal that was told before came `count` times more and is over now; `need`/`have` are its last numbers."""
+
+    rid: str
+    reason: Reason
+    count: int
+    need: int
+    have: int
+    last_ns: int
+
+
+class ScanStopped(Body, frozen=True, tag="scan.stopped"):
+    """Planning stopped at `rid` for `reason`; the `behind` requests after it were not tried."""
+
+    rid: str
+    reason: Reason
+    behind: int
+
+
+class ChunkCut(Body, frozen=True, tag="chunk.cut"):
+    """Of a long prompt the tokens `start` to `end` (of `total`) run in this batch."""
+
+    rid: str
+    start: int
+    end: int
+    total: int
+
+
+class RequestRetracted(Body, frozen=True, tag="request.retracted"):
+    """Memory ran out while decoding: the request gave up its KV and waits again, keeping `output_tokens`."""
+
+    rid: str
+    output_tokens: int
+    need: int
+    have: int
+    ratio_before: float
+    ratio_after: float
+
+
+# ---------------------------------------------------------------- scheduler: batches
+
+
+class BatchPlanned(Body, frozen=True, tag="batch.planned"):
+    """A batch is fixed: `mode` (extend, decode, mixed) and its members.
+
+    By member: `extend_lens` new tokens, `prefix_lens` tokens already in KV. `kv_*` are the true token
+    counts after allocation (free + evictable + protected + private == total); `running` and `waiting`
+    are queue lengths.
+    """
+
+    bid: int
+    mode: str
+    rids: tuple[str, ...]
+    extend_lens: tuple[int, ...]
+    prefix_lens: tuple[int, ...]
+    running: int
+    waiting: int
+    kv_free: int
+    kv_evictable: int
+    kv_protected: int
+    new_token_ratio: float
+
+
+class BatchLaunched(Body, frozen=True, tag="batch.launched"):
+    """The batch was handed to the worker; the call did not wait. `turn_ns`: when this turn of the loop began."""
+
+    bid: int
+    forward_pass_id: int
+    turn_ns: int = 0
+
+
+class BatchFinished(Body, frozen=True, tag="batch.finished"):
+    """The device ran the batch from `start_ns` to `end_ns` (host's monotonic clock) and its result is here.
+
+    The scheduler's thread waited for it from `wait_ns` until this event's own time.
+    """
+
+    bid: int
+    start_ns: int
+    end_ns: int
+    can_run_cuda_graph: bool
+    wait_ns: int = 0
+
+
+class TokensSampled(Body, frozen=True, tag="tokens.sampled"):
+    """The tokens appended to their requests while the result of `bid` was processed."""
+
+    bid: int
+    rids: tuple[str, ...]
+    token_ids: tuple[int, ...]
+
+
+class BatchProcessed(Body, frozen=True, tag="batch.processed"):
+    """The result of `bid` is in the requests; `finished` of them ended with it."""
+
+    bid: int
+    finished: tuple[str, ...]
+
+
+class OutputStreamed(Body, frozen=True, tag="output.streamed"):
+    """A BatchTokenIDOutput left for the detokenizer: new tokens and whether final, by request."""
+
+    rids: tuple[str, ...]
+    tokens: tuple[int, ...]
+    finished: tuple[bool, ...]
+
+
+class LoopIdle(Body, frozen=True, tag="loop.idle"):
+    """The loop found nothing to do and waits for a message; emitted once until there is work again."""
+
+    kv_free: int
+    kv_evictable: int
+    kv_protected: int
+
+
+class CacheFlushed(Body, frozen=True, tag="cache.flushed"):
+    """A flush was asked for. `ok` is False when requests still hold memory; `why` says so."""
+
+    ok: bool
+    why: str
