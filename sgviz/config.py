@@ -291,5 +291,7 @@ def _choices(kind: type[msgspec.Struct], name: str, value: object) -> str:
     hint = get_type_hints(kind)[name]
     if get_origin(hint) is not Literal:
         return ""
-    texts = get_args(hint)
-    return f"it must be one of {', '.join(texts)}{suggest(str(value), texts)}"
+    texts, text = get_args(hint), str(value)
+    # of `sim:h100` the whole name is nearer than another name of the same length
+    longer = [each for each in texts if len(text) > 2 and each.startswith(text)]
+    return f"it must be one of {', '.join(texts)}{suggest(text, longer or texts)}"

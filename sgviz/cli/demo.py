@@ -36,7 +36,6 @@ DEFAULT_PROMPT = "What is the capital of France?"
 RECORDING, FIGURE = "run.sgv", "run.png"
 FIGURE_DPI = 150
 NS_PER_MS = 1e6
-LAST_KINDS = {"response.finished", "request.finished", "output.streamed", "text.emitted", "tokens.sampled"}
 SETTLE_S = 3.0  # the last events of other processes are at most this far behind the answer
 POLL_S = 0.02
 WIDE = 160  # columns when the output is no terminal
@@ -100,9 +99,9 @@ def _folder(path: str) -> Path:
 
 
 def _console(*, to_stderr: bool) -> Console:
-    """As wide as the terminal; a file or pipe gets a fixed width."""
+    """As wide as the terminal or $COLUMNS; a file or pipe gets a fixed width."""
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDE)
+    return Console(file=stream, width=None if stream.isatty() or "COLUMNS" in os.environ else WIDE)
 
 
 def _started(model: str) -> Engine:
@@ -138,14 +137,18 @@ def _ask(engine: Engine, args: argparse.Namespace, console: Console) -> tuple[st
 
 
 def _settled(recording: Recording, rid: str) -> Recording:
-    """The recording once every process has told of the request's end."""
+    """The recording once every process has told of the request's end, the scheduler to its falling idle."""
     deadline = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline:
-        frozen = recording.freeze()
-        if set(frozen.events_of(rid)["kind"]) >= LAST_KINDS:
-            return frozen
+    while not _is_whole(recording.refresh(), rid) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return recording.freeze()
+
+
+def _is_whole(recording: Recording, rid: str) -> bool:
+    stats, events = recording.time_stats(rid), recording.events
+    idle_ns = events.t_ns[events.kind == "loop.idle"].max()
+    told = stats.completion and stats.output_streamed and stats.detokenized and stats.response_sent
+    return bool(told and idle_ns >= stats.completion)
 
 
 def _show(console: Console, rid: str, recording: Recording, out: Path) -> None:

@@ -38,37 +38,42 @@ class Tracer:
 
     Args:
         component: name on every event: http, tokenizer_manager, scheduler, detokenizer.
-        sink: where events go; None switches the tracer off.
+        sink: where events go; None switches the tracer off. The emitting thread may put another before it.
         clock: nanoseconds; the wall clock unless a test or a simulation says otherwise.
 
     It measures itself: `cost_ns` is the time spent in `emit` (one in 64 timed, scaled up) and `flush`
     (all timed), on the process's own clock whatever `clock` is. Building the body is the caller's time.
     """
 
-    __slots__ = ("_flushed_ns", "_seq", "_sink", "clock", "component", "cost_ns", "iteration", "on")
+    __slots__ = ("_flushed_ns", "_seq", "clock", "component", "cost_ns", "iteration", "on", "sink")
 
     def __init__(self, component: str, sink: Sink | None, clock: Clock | None = None) -> None:
         self.component = component
         self.clock: Clock = clock or WallClock()
         self.iteration = 0
         self.on = sink is not None
-        self._sink: Sink = sink or NullSink()
+        self.sink: Sink = sink or NullSink()
         self._seq = 0
         self.cost_ns = 0
         self._flushed_ns = 0
+
+    @property
+    def seq(self) -> int:
+        """Number of the newest event."""
+        return self._seq
 
     def emit(self, body: AnyBody) -> None:
         """Stamp `body` and hand it to the sink. Call only when `on`."""
         self._seq += 1
         if self._seq & SAMPLE_MASK:
-            self._sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
+            self.sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
         else:
             self._emit_timed(body)
 
     def flush(self) -> None:
         """Pass on what is buffered; call it before blocking."""
         start = thread_time_ns()
-        self._sink.flush()
+        self.sink.flush()
         self.cost_ns += thread_time_ns() - start
 
     def flush_if_due(self) -> None:
@@ -80,7 +85,7 @@ class Tracer:
 
     def _emit_timed(self, body: AnyBody) -> None:
         start = thread_time_ns()
-        self._sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
+        self.sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
         self.cost_ns += (thread_time_ns() - start) * (SAMPLE_MASK + 1)
         if self._seq % TELL_COST_EVERY == 0:
             self.tell_cost()
@@ -89,7 +94,7 @@ class Tracer:
         """Emit what the events have cost so far; a component does so when it becomes idle or ends."""
         self._seq += 1
         body = TraceCost(events=self._seq, cost_ns=self.cost_ns)
-        self._sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
+        self.sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
 
 
 class NullSink:
@@ -198,12 +203,12 @@ class TeeSink:
     """Gives every event to several sinks in turn."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
-        self._sinks = tuple(sinks)
+        self.sinks = tuple(sinks)
 
     def put(self, event: Event) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.put(event)
 
     def flush(self) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.flush()

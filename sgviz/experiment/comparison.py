@@ -93,6 +93,31 @@ class Comparison:
         """As `table`, a row for each repeat: indexed by name and repeat."""
         return self._rows([run.numbers for run in self.runs])
 
+    def ratios(self, measure: str = "output_throughput") -> pd.DataFrame:
+        """`measure` of each name divided by that of the first, repeat by repeat: `median`, `low`, `high`.
+
+        Neighbouring runs are divided, so a machine that drifts does so above and below the line. A row whose
+        `low` and `high` lie on the two sides of 1 shows no difference that these repeats could tell from noise.
+
+        Raises:
+            NotFound: the table has no such column.
+        """
+        rows = self.every_run
+        if measure not in rows:
+            raise NotFound(f"no measure {measure!r}{suggest(measure, rows.columns)}")
+        first = rows.loc[self.names[0], measure]
+        parts = {name: rows.loc[name, measure] / first for name in self.names[1:]}
+        found = {name: (part.median(), part.min(), part.max()) for name, part in parts.items()}
+        return pd.DataFrame(found, index=["median", "low", "high"]).T.rename_axis("run")
+
+    def verdict(self, measure: str = "output_throughput") -> str:
+        """`ratios` as sentences, with what is noise called so."""
+        return "\n".join(
+            f"{measure} of {name} is {row['median']:.2f} times that of {self.names[0]} ({row['low']:.2f} to "
+            f"{row['high']:.2f} over {self.repeats} pairs of runs): {_certainty(row, self.repeats)}"
+            for name, row in self.ratios(measure).iterrows()
+        )
+
     @property
     def overlap_account(self) -> pd.DataFrame:
         """A row a name: `host_hidden_s`, `host_exposed_s`, `device_idle_s`, `device_busy_s`, shares and more.
@@ -193,7 +218,9 @@ class Comparison:
             f"repeats differ by up to {spread:.1%} in output throughput" if self.repeats > 1 else "one repeat"
         )
         parts = [str(self.workload), table.to_string(float_format="{:,.2f}".format)]
-        parts += [account.to_string(float_format="{:,.3f}".format), f"{equal}; {noise}", self.source_line()]
+        parts += [account.to_string(float_format="{:,.3f}".format), f"{equal}; {noise}"]
+        parts += [self.verdict()] if len(self.names) > 1 else []
+        parts.append(self.source_line())
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
@@ -231,6 +258,14 @@ class Comparison:
     def _over_repeats(self, rows: pd.DataFrame, reduce: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
         found = {name: reduce(rows.xs(name, level="run")) for name in self.names}
         return pd.DataFrame(found).T.rename_axis("run")
+
+
+def _certainty(row: pd.Series, repeats: int) -> str:
+    if repeats < 2:
+        return "one pair proves nothing"
+    if row["low"] < 1 < row["high"]:
+        return "no difference beyond noise"
+    return "every pair says so" if row["low"] != row["high"] or row["median"] != 1 else "no difference"
 
 
 def _pairs(runs: Sequence[Run], names: Sequence[str]) -> pd.DataFrame:

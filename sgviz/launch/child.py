@@ -22,6 +22,7 @@ import msgspec
 import setproctitle
 import zmq
 
+from sgviz.errors import StartupError
 from sgviz.launch.messages import BootMessage, Died, ExitCode, FailedStart, InitInfo, Ready, frame, read_frame
 
 log = logging.getLogger("sgviz")
@@ -33,7 +34,10 @@ def main(report_fd: int) -> int:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     lifeline = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 (open as long as we live)
-    boot = msgspec.msgpack.decode(read_frame(lifeline), type=BootMessage)
+    try:
+        boot = msgspec.msgpack.decode(read_frame(lifeline), type=BootMessage)
+    except StartupError:  # the parent was interrupted before it could speak
+        return ExitCode.PARENT_GONE
     threading.Thread(target=_die_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     setproctitle.setproctitle(f"sgviz::{boot.component}")
     _configure_logging(boot)

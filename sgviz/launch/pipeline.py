@@ -295,7 +295,8 @@ class Pipeline:
         async def drain() -> None:
             self.manager.refuse_new("the server is shutting down")
             if self.manager.rid_to_state and not await self.manager.drained(grace):
-                log.warning("requests did not finish in %.0f s; aborting them", grace)
+                if grace:
+                    log.warning("requests did not finish in %.0f s; aborting them", grace)
                 self.manager.abort_request(abort_all=True)
                 await self.manager.drained(1.0)
 

@@ -3,6 +3,8 @@
 Imports: events, errors, msgspec, pandas.
 """
 
+from sgviz.recording.audit import AuditReport, Finding
+from sgviz.recording.diff import Diff, FirstDifference
 from sgviz.recording.engine_fold import Difference, EngineFold
 from sgviz.recording.explanation import Cause, Explanation, Part
 from sgviz.recording.fold import BatchState, Folded, KvRow, State, fold
@@ -15,7 +17,31 @@ from sgviz.recording.sink import FileSink
 from sgviz.recording.store import ClockAnchor, Header, UnknownEvent
 
 __all__ = [
-    "BatchState", "Cause", "ClockAnchor", "Difference", "EngineFold", "Explanation", "FileSink", "Folded",
-    "Header", "KvRow", "Ledger", "Moment", "Part", "Phase", "TreeNodeState",
-    "PhaseName", "Recording", "RequestState", "State", "TypeStep", "UnknownEvent", "fold", "load",
+    "AuditReport",
+    "BatchState",
+    "Cause",
+    "ClockAnchor",
+    "Diff",
+    "Difference",
+    "EngineFold",
+    "Explanation",
+    "FileSink",
+    "Finding",
+    "FirstDifference",
+    "Folded",
+    "Header",
+    "KvRow",
+    "Ledger",
+    "Moment",
+    "Part",
+    "Phase",
+    "PhaseName",
+    "Recording",
+    "RequestState",
+    "State",
+    "TreeNodeState",
+    "TypeStep",
+    "UnknownEvent",
+    "fold",
+    "load",
 ]  # fmt: skip

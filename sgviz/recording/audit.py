@@ -76,7 +76,9 @@ class AuditReport:
         rest = "" if self.audited == self.events else f" (events were lost after {self.audited})"
         if self.balanced:
             return f"the books of {self.audited} events balance{rest}"
-        return "\n".join([f"{len(self.findings)} findings in {self.audited} events{rest}:", *map(str, self.findings)])
+        return "\n".join(
+            [f"{len(self.findings)} findings in {self.audited} events{rest}:", *map(str, self.findings)]
+        )
 
 
 @dataclass(slots=True)
@@ -111,7 +113,11 @@ class _Books:
             self.findings.append(Finding(event.t, event.component, event.seq, event.kind, rule, detail))
 
     def configure(self, body: EngineConfigured) -> None:
-        self.page, self.total, self.free = max(1, body.page_size), body.max_total_num_tokens, body.max_total_num_tokens
+        self.page, self.total, self.free = (
+            max(1, body.page_size),
+            body.max_total_num_tokens,
+            body.max_total_num_tokens,
+        )
         self.owner = np.full(self.total + 2 * self.page, FREE, dtype=object)
         self.nodes, self.locks, self.rows, self.sized = {}, {}, {}, True
 
@@ -120,7 +126,9 @@ class _Books:
     def slots(self, raw: bytes) -> Slots:
         found = np.frombuffer(raw, dtype="<i4").astype(np.int64)
         if len(found) and (found.min() < self.page or found.max() >= self.total + self.page):
-            self.fault("slots are of the pool", f"slot {int(found.min())} to {int(found.max())} of {self.total}")
+            self.fault(
+                "slots are of the pool", f"slot {int(found.min())} to {int(found.max())} of {self.total}"
+            )
             found = found[(found >= self.page) & (found < self.total + self.page)]
         return found
 
@@ -203,9 +211,14 @@ class _Books:
             self.fault("an evicted node is in the tree", f"node {body.node} is not")
             return
         if node.locks or node.children:
-            self.fault("only unlocked leaves are evicted", f"node {body.node}: {node.locks} locks, {node.children} children")
+            self.fault(
+                "only unlocked leaves are evicted",
+                f"node {body.node}: {node.locks} locks, {node.children} children",
+            )
         if len(node.slots) != body.tokens:
-            self.fault("an evicted node has its tokens", f"node {body.node}: {len(node.slots)}, stated {body.tokens}")
+            self.fault(
+                "an evicted node has its tokens", f"node {body.node}: {len(node.slots)}, stated {body.tokens}"
+            )
         if node.parent in self.nodes:
             self.nodes[node.parent].children -= 1
         self.owner[node.slots] = LEAVING
@@ -240,12 +253,16 @@ class _Books:
 
     def row_taken(self, body: RowTaken) -> None:
         if body.row in self.rows:
-            self.fault("a row has one owner", f"row {body.row} is {self.rows[body.row]}'s, taken by {body.rid}")
+            self.fault(
+                "a row has one owner", f"row {body.row} is {self.rows[body.row]}'s, taken by {body.rid}"
+            )
         self.rows[body.row] = body.rid
 
     def row_returned(self, body: RowReturned) -> None:
         if self.rows.get(body.row) != body.rid:
-            self.fault("a row comes back from its owner", f"row {body.row} is {self.rows.get(body.row, 'nobody')}'s")
+            self.fault(
+                "a row comes back from its owner", f"row {body.row} is {self.rows.get(body.row, 'nobody')}'s"
+            )
         self.rows.pop(body.row, None)
 
     def entered(self, body: QueueEntered) -> None:
@@ -298,12 +315,17 @@ class _Books:
             return
         held = np.flatnonzero(self.owner != FREE)
         if self.pages(held) != self.total - self.free:
-            self.fault("taken less returned is what is held", f"{self.pages(held)} held, {self.total - self.free} taken")
+            self.fault(
+                "taken less returned is what is held",
+                f"{self.pages(held)} held, {self.total - self.free} taken",
+            )
         owners = self.owner[held]
         strangers = [owner for owner in dict.fromkeys(owners.tolist()) if self._is_stranger(owner)]
         if strangers:
             count = int((owners == strangers[0]).sum())
-            self.fault("only live requests and the tree hold memory", f"{_who(strangers[0])} holds {count} slots")
+            self.fault(
+                "only live requests and the tree hold memory", f"{_who(strangers[0])} holds {count} slots"
+            )
 
     def _is_stranger(self, owner: object) -> bool:
         if isinstance(owner, str):
@@ -334,7 +356,9 @@ def audit(events: Iterable[Event], configured: EngineConfigured | None = None) -
     lost = False
     for event in events:
         total += 1
-        lost = lost or event.seq > last_seq.get(event.component, 0) + 1 or isinstance(event.body, TraceDropped)
+        lost = (
+            lost or event.seq > last_seq.get(event.component, 0) + 1 or isinstance(event.body, TraceDropped)
+        )
         last_seq[event.component] = event.seq
         if lost:
             continue

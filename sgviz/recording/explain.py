@@ -158,7 +158,11 @@ class Explainer:
         """From the plan that took it until it ends or is retracted: device and scheduler by turns."""
         starts, ends, doing, bids = self.timeline.cut(start, end)
         own = np.isin(bids, np.array(life.bids, dtype=np.int64)) & (doing == Doing.DEVICE)
-        refusals = [(t, body) for t, body in self.standings.refused_chunks.get(_plain(life.rid), ()) if start <= t < end]
+        refusals = [
+            (t, body)
+            for t, body in self.standings.refused_chunks.get(_plain(life.rid), ())
+            if start <= t < end
+        ]
         changes = np.flatnonzero((np.diff(bids) != 0) | (np.diff(doing) != 0) | (starts[1:] != ends[:-1])) + 1
         firsts = np.concatenate(([0], changes)) if len(starts) else changes
         lasts = np.concatenate((changes, [len(starts)])) - 1
@@ -169,7 +173,9 @@ class Explainer:
         parts = (self._piece(life, stay, *piece) for piece in pieces)
         yield from _overlaid(parts, refusals) if refusals else parts
 
-    def _piece(self, life: RequestState, stay: Stay, start: int, end: int, doing: int, bid: int, own: bool) -> Part:
+    def _piece(
+        self, life: RequestState, stay: Stay, start: int, end: int, doing: int, bid: int, own: bool
+    ) -> Part:
         if doing != Doing.DEVICE:
             return Part(start, end - start, HOST[Doing(doing)], (), "", bid)
         batch = self._state.batches[bid]
@@ -193,7 +199,9 @@ class Explainer:
             blockers = tuple(other for other, length in zip(plan.rids, plan.extend_lens) if length > 1)
             return Part(start, end - start, Cause.DECODE_BESIDE_PREFILL, blockers, self._mates(batch), bid)
         cause = Cause.RECOMPUTE if stay.retracted else Cause.PREFILL
-        detail = f"tokens {prefix} to {prefix + extend}{_of_prompt(life, prefix + extend)}; {self._mates(batch)}"
+        detail = (
+            f"tokens {prefix} to {prefix + extend}{_of_prompt(life, prefix + extend)}; {self._mates(batch)}"
+        )
         return Part(start, end - start, cause, (), detail, bid)
 
     def _mates(self, batch: BatchState) -> str:
@@ -226,7 +234,9 @@ class Explainer:
             return
         done, slowest = self._siblings_done(request)
         if slowest and last < done <= end:
-            yield Part(last, done - last, Cause.CHILDREN, (slowest,), f"its answer is whole when {slowest} is")
+            yield Part(
+                last, done - last, Cause.CHILDREN, (slowest,), f"its answer is whole when {slowest} is"
+            )
             last = done
         sends = [t for t in self.standings.sends.get(_plain(request.rid), ()) if last < t <= end]
         first = sends[0] if sends else end

@@ -88,8 +88,14 @@ def joined(parts: Iterable[Part]) -> Iterator[Part]:
     """Neighbours with the same cause, blockers and words become one part."""
     last: Part | None = None
     for part in parts:
-        if last is not None and (last.cause, last.blockers, last.detail) == (part.cause, part.blockers, part.detail):
-            last = Part(last.start_ns, last.duration_ns + part.duration_ns, last.cause, last.blockers, last.detail)
+        if last is not None and (last.cause, last.blockers, last.detail) == (
+            part.cause,
+            part.blockers,
+            part.detail,
+        ):
+            last = Part(
+                last.start_ns, last.duration_ns + part.duration_ns, last.cause, last.blockers, last.detail
+            )
             continue
         if last is not None:
             yield last

@@ -9,24 +9,25 @@ Imports: events, errors, recording, pandas.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pandas as pd
 
 from sgviz.errors import BadRequest, NotFound, suggest
-from sgviz.events.schema import EngineConfigured, Event, ProcessStarted, TraceDropped
+from sgviz.events.schema import Event
 from sgviz.events.time_stats import Stage, TimeStats, stages
 from sgviz.recording import tables
 from sgviz.recording.audit import AuditReport, audit
 from sgviz.recording.decisions import decisions_table, tokens_table
-from sgviz.recording.engine_fold import Difference
+from sgviz.recording.diff import Diff, diff
 from sgviz.recording.explain import Explainer
 from sgviz.recording.explanation import Explanation
-from sgviz.recording.fold import Folded, State
+from sgviz.recording.export import export
 from sgviz.recording.journey import TypeStep, journey
 from sgviz.recording.moment import Moment, moment
 from sgviz.recording.requests import RequestState
-from sgviz.recording.store import ClockAnchor, Header, StoredRun, UnknownEvent, read, write
+from sgviz.recording.source import Source
+from sgviz.recording.store import read
 from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
 
 
@@ -42,90 +43,31 @@ def load(path: str | os.PathLike[str]) -> Recording:
     )
 
 
-class Recording:
-    """What happened, as tables.
+class Recording(Source):
+    """What happened, as tables, explanations and moments; `Source` says where the events come from."""
 
-    Args:
-        events: in the order of `(t, component, seq)`. header: as in a file.
-        unknown: events this version cannot read; they count, are listed and saved again.
-        truncated: bytes at the end of the file that were no whole event (0: none).
-        source: where it comes from, for titles.
-    """
+    def __repr__(self) -> str:
+        counts = f"{len(self)} events, {len(self.rids)} requests, {self.dropped} dropped"
+        return f"<Recording {self.source}: {counts}>"
 
-    def __init__(
-        self,
-        events: Sequence[Event],
-        header: Header | None = None,
-        *,
-        unknown: Sequence[UnknownEvent] = (),
-        truncated: int = 0,
-        source: str = "events",
-    ) -> None:
-        self.header = header or Header()
-        self.truncated = truncated
-        self.source = source
-        self._events = events
-        self._unknown = unknown
-        self._snapshot: Callable[[], list[Event]] | None = None
-        self._total: Callable[[], int] | None = None
-        self._lost: Callable[[], int] | None = None
-        self._seen = -1
-        self._folded: Folded | None = None
-        self._explainer: Explainer | None = None
-        self._tables: dict[str, pd.DataFrame] = {}
-
-    @classmethod
-    def live(
-        cls,
-        snapshot: Callable[[], list[Event]],
-        header: Header | None = None,
-        *,
-        total: Callable[[], int] | None = None,
-        dropped: Callable[[], int] | None = None,
-    ) -> Recording:
-        """A recording that is brought up to date whenever it is looked at.
-
-        Args:
-            snapshot: all events so far, in the order of time (`RingSink.snapshot`).
-            total: a number that grows with every event; spares the snapshot when nothing came.
-            dropped: events lost for good, those that fell out of the ring among them.
-        """
-        recording = cls((), header, source="live")
-        recording._snapshot, recording._total, recording._lost = snapshot, total, dropped
-        return recording
-
-    def refresh(self) -> Recording:
-        """Take the newest events (a live recording does so by itself); returns itself."""
-        if self._snapshot is None:
-            return self
-        seen = self._total() if self._total else -1
-        if seen >= 0 and seen == self._seen:
-            return self
-        self._take(self._snapshot())
-        self._seen = seen
-        return self
-
-    def _take(self, events: Sequence[Event]) -> None:
-        """Go on with `events`: fold only what is new, unless something came or went in between."""
-        old, known = self._events, len(self._events)
-        if len(events) == known and (not known or events[-1] is old[-1]):
-            return
-        grown = 0 < known <= len(events) and events[0] is old[0] and events[known - 1] is old[-1]
-        self._events, self._tables, self._explainer = events, {}, None
-        if grown and self._folded is not None:
-            self._folded.extend(events[known:])
-        else:
-            self._folded = None
-
-    def freeze(self) -> Recording:
-        """This moment of a live recording, for several looks at the same state."""
+    @property
+    def rids(self) -> list[str]:
+        """All requests in the order of their first event."""
         self.refresh()
-        if self._snapshot is None:
-            return self
-        frozen = Recording(self._events, self._full_header(), unknown=self._unknown, source=self.source)
-        frozen._tables, frozen._lost = dict(self._tables), self._lost
-        frozen._folded, self._folded = self._folded, None  # it belongs to one: the live one goes on
-        return frozen
+        return list(self._requests())
+
+    def request(self, rid: str) -> RequestState:
+        """The folded request.
+
+        Raises:
+            NotFound: the recording has no such rid.
+        """
+        self.refresh()
+        found = self._requests().get(rid)
+        if found is None:
+            known = self._requests()
+            raise NotFound(f"no request {rid!r} among the {len(known)} recorded{suggest(rid, known)}")
+        return found
 
     # ------------------------------------------------------------ tables
 
@@ -157,6 +99,11 @@ class Recording:
         return self._table("kv", lambda: tables.kv_table(self._fold().kv, self.t0))
 
     @property
+    def kv_owners(self) -> pd.DataFrame:
+        """Private KV tokens by owner at up to 400 moments; see `waits.kv_owners_table`."""
+        return self._table("kv_owners", lambda: kv_owners_table(self._events, self._configured(), self.t0))
+
+    @property
     def decisions(self) -> pd.DataFrame:
         """One row a verdict of admission, repeats folded; see `decisions.decisions_table`."""
         return self._table("decisions", lambda: decisions_table(self._events, self.t0))
@@ -171,16 +118,6 @@ class Recording:
         """One row a request: its whole time by cause, a column each; see `waits.waits_table`."""
         return self._table("waits", lambda: waits_table(self.explainer(), self._requests().values()))
 
-    @property
-    def kv_owners(self) -> pd.DataFrame:
-        """Private KV tokens by owner at up to 400 moments; see `waits.kv_owners_table`."""
-        return self._table("kv_owners", lambda: kv_owners_table(self._events, self._configured(), self.t0))
-
-    def stamped(self) -> Sequence[Event]:
-        """The events themselves, in the order of time, for folds that are no table."""
-        self.refresh()
-        return self._events
-
     def events_of(self, rid: str) -> pd.DataFrame:
         """The rows of `events` that name the request, as their subject or among others."""
         self.request(rid)
@@ -188,25 +125,6 @@ class Recording:
         return tables.events_table(chosen, (), self.t0)
 
     # ------------------------------------------------------------ one request
-
-    @property
-    def rids(self) -> list[str]:
-        """All requests in the order of their first event."""
-        self.refresh()
-        return list(self._requests())
-
-    def request(self, rid: str) -> RequestState:
-        """The folded request.
-
-        Raises:
-            NotFound: the recording has no such rid.
-        """
-        self.refresh()
-        found = self._requests().get(rid)
-        if found is None:
-            known = self._requests()
-            raise NotFound(f"no request {rid!r} among the {len(known)} recorded{suggest(rid, known)}")
-        return found
 
     def journey(self, rid: str) -> list[TypeStep]:
         """The types that carried the request, from the HTTP body to the first text sent."""
@@ -220,7 +138,7 @@ class Recording:
         """The stages of the request end to end; their sum is its whole time."""
         return stages(self.time_stats(rid))
 
-    # ------------------------------------------------------------ why
+    # ------------------------------------------------------------ why and when
 
     def explain(self, rid: str) -> Explanation:
         """Where the request's time went: intervals with causes and names that lie end to end.
@@ -273,117 +191,33 @@ class Recording:
             raise BadRequest(f"count {count} is not between 0 and the {len(events)} events recorded")
         return moment(keyframes.after(events, count), count, self.t0)
 
-    # ------------------------------------------------------------ the whole
-
-    @property
-    def t0(self) -> int:
-        """Monotonic ns of the first event (0: there is none)."""
-        starts = [run[0].t for run in (self._events, self._unknown) if run]
-        return min(starts, default=0)
-
-    @property
-    def t_end(self) -> int:
-        """Monotonic ns of the last event (0: there is none)."""
-        return max((run[-1].t for run in (self._events, self._unknown) if run), default=0)
-
-    @property
-    def dropped(self) -> int:
-        """Events known to be lost: before the first one, and reported by `trace.dropped`."""
-        self.refresh()
-        if self._lost is not None:
-            return self._lost()
-        return self.header.dropped + self._state.dropped
-
-    @property
-    def missing(self) -> dict[str, int]:
-        """Gaps in the sequence numbers, by component."""
-        return dict(self._state_now().missing)
-
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Events of kinds (or with values) that this version cannot read, counted by kind."""
-        counts: dict[str, int] = {}
-        for event in self._unknown:
-            counts[event.kind] = counts.get(event.kind, 0) + 1
-        return counts
-
-    def check(self) -> list[Difference]:
-        """Where the folded memory differs from what `batch.planned`, `loop.idle` and `pool.*` state.
-
-        Empty when the events tell the whole story. After a loss of events nothing is compared until a
-        batch has stated its numbers, from which the fold then goes on.
-        """
-        return list(self._state_now().differences)
-
     def audit(self) -> AuditReport:
         """Balance the books from the events alone; a finding names the event that breaks them."""
         self.refresh()
         return audit(self._events, self.header.configured)
 
-    def fold(self) -> Folded:
-        """The last state and the history of the memory."""
-        self.refresh()
-        return self._fold()
+    def diff(self, other: Recording) -> Diff:
+        """This run compared with another of the same workload, request by request; see `diff.Diff`."""
+        return diff(self, other)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.sgv` file (replacing one of that name when all is written)."""
-        self.refresh()
-        write(path, StoredRun(self._full_header(), list(self._events), list(self._unknown), 0))
+    def export(self, to: str, path: str | os.PathLike[str]) -> list[str]:
+        """Write the run as `perfetto`, `otel`, `parquet` or `csv`; returns what was written.
 
-    def __len__(self) -> int:
-        self.refresh()
-        return len(self._events) + len(self._unknown)
+        Args:
+            path: a file (perfetto, otel), a folder (parquet, csv), or a collector's http address (otel).
 
-    def __repr__(self) -> str:
-        counts = f"{len(self)} events, {len(self.rids)} requests, {self.dropped} dropped"
-        return f"<Recording {self.source}: {counts}>"
+        Raises:
+            BadRequest: no such format. SgvizError: it cannot be written, or a package is missing.
+        """
+        return export(self, to, path)
 
     # ------------------------------------------------------------ inside
-
-    def _fold(self) -> Folded:
-        if self._folded is None:
-            self._folded = Folded(self.header.configured).extend(self._events)
-        return self._folded
-
-    @property
-    def _state(self) -> State:
-        return self._fold().state
-
-    def _state_now(self) -> State:
-        self.refresh()
-        return self._state
-
-    def _configured(self) -> EngineConfigured | None:
-        return self._state.configured or self.header.configured
-
-    def _requests(self) -> dict[str, RequestState]:
-        return self._state.requests.by_rid
 
     def _table(self, name: str, build: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         self.refresh()
         if name not in self._tables:
             self._tables[name] = build()
         return self._tables[name].copy()
-
-    def _full_header(self) -> Header:
-        """The header with what the events say beyond it: anchors, sizes, losses before the first event."""
-        started = [event.body for event in self._events if isinstance(event.body, ProcessStarted)]
-        told = sum(event.body.count for event in self._events if isinstance(event.body, TraceDropped))
-        anchors = {anchor.component: anchor for anchor in self.header.anchors}
-        anchors |= {
-            body.component: ClockAnchor(
-                component=body.component, pid=body.pid, unix_ns=body.unix_ns, monotonic_ns=body.monotonic_ns
-            )
-            for body in started
-        }
-        return Header(
-            clock=self.header.clock,
-            created_unix_ns=self.header.created_unix_ns,
-            settings=self.header.settings,
-            anchors=tuple(anchors.values()),
-            dropped=self.dropped - told,
-            configured=self._state.configured or self.header.configured,
-        )
 
 
 def _names(event: Event, rid: str) -> bool:

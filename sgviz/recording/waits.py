@@ -68,6 +68,14 @@ def kv_owners_table(
         fold.apply(event)
         if number % step == 0 or number == len(events):
             ledger = fold.ledger
-            held = [*ledger.holders(), ("(tree, locked)", ledger.protected), ("(tree, unlocked)", ledger.evictable)]
-            rows += [(number, (event.t - t0) / NS_PER_MS, fold.iteration, owner, tokens) for owner, tokens in held if tokens]
+            held = [
+                *ledger.holders(),
+                ("(tree, locked)", ledger.protected),
+                ("(tree, unlocked)", ledger.evictable),
+            ]
+            rows += [
+                (number, (event.t - t0) / NS_PER_MS, fold.iteration, owner, tokens)
+                for owner, tokens in held
+                if tokens
+            ]
     return pd.DataFrame(rows, columns=["count", "t_ms", "iteration", "owner", "tokens"])

@@ -19,7 +19,12 @@ from sgviz.scheduler.state import SchedulerState
 
 
 class Planner:
-    """Plans one batch a turn."""
+    """Plans one batch a turn.
+
+    Attributes:
+        adder: of the newest plan that looked at the queue; made in `adder_iteration`. is_scanning: it is at work.
+        adder_room: KV tokens that could be had when its work was done.
+    """
 
     def __init__(
         self, state: SchedulerState, policy: SchedulePolicy, decode: DecodePlanner, ender: RequestEnder
@@ -30,6 +35,9 @@ class Planner:
         self._ender = ender
         self._view = PolicyView(state)
         self._log = AdmissionLog(state.trace)
+        self.adder: PrefillAdder | None = None
+        self.adder_iteration = self.adder_room = 0
+        self.is_scanning = False
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The next batch with rows and slots taken, or None if nothing can run."""
@@ -111,6 +119,7 @@ class Planner:
             state.ratio.current,
             mixed_decode_tokens=mixed,
         )
+        self.adder, self.adder_iteration, self.is_scanning = adder, state.trace.iteration, True
         stop: Reason | None = None
         if state.chunked_req is not None:
             verdict = adder.add_chunked_req(state.chunked_req)
@@ -130,6 +139,7 @@ class Planner:
             break
         if stop is Reason.KV:
             state.running_batch.batch_is_full = bool(adder.can_run_list) or len(state.running_batch) > 0
+        self.is_scanning, self.adder_room = False, state.cache.room()
         return adder
 
     def _try(self, adder: PrefillAdder, req: Req) -> Verdict:

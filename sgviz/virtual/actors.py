@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import Any, Protocol, TypeVarTuple, Unpack
+from typing import Any, Protocol, TypeVarTuple
 
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
@@ -48,8 +48,8 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
     def call_soon(
         self,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
         self._readied += 1

@@ -17,7 +17,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A client sends this `at_ns` nanoseconds after the start.
 
     Attributes:
-        prompt: text, ids, or a number of tokens (then words are drawn by `rid`).
+        prompt: text, ids, or a number of tokens: then words are drawn by `rid` (a vocabulary of letters, whose
+            letters join again, may make a few tokens more or less of them).
         output_tokens: exactly so many come back, whatever `sampling` says of lengths and endings; None: as it says.
         extra_key: requests of different keys share no KV.
     """
@@ -50,6 +51,7 @@ class Prompter:
     def __init__(self, tokenizer: Tokenizer, word_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._word_ids = word_ids
+        self._added = tokenizer.count_tokens("")  # what the tokenizer puts around a text
 
     def request(self, arrival: Arrival, received_ns: int) -> GenerateReqInput:
         """What serving would hand on. BadRequest for a length below 1."""
@@ -67,8 +69,8 @@ class Prompter:
         )
 
     def _words(self, rid: str, tokens: int) -> str:
-        if tokens < 1:
-            raise BadRequest(
-                f"request {rid}: a prompt of {tokens} tokens; it takes at least 1", param="prompt"
-            )
-        return self._tokenizer.decode(random.Random(rid).choices(self._word_ids, k=tokens))
+        words = tokens - self._added
+        if words < 1:
+            least = 1 + self._added
+            raise BadRequest(f"request {rid}: a prompt of {tokens} tokens; {least} at least", param="prompt")
+        return self._tokenizer.decode(random.Random(rid).choices(self._word_ids, k=words))

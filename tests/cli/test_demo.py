@@ -123,13 +123,17 @@ def test_the_reply_is_that_of_a_request_that_is_not_streamed(demo: Demo) -> None
 
 
 def test_tables_for_people(tmp_path: Path) -> None:
-    done = run("demo", "--model", "tiny-llama", "--out", str(tmp_path / "out"), folder=tmp_path)
+    done = run(
+        "demo", "--model", "tiny-llama", "--max-tokens", "12", "--out", str(tmp_path / "out"), folder=tmp_path
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    numbered = [row for row in rows if row[:1] and row[0].isdigit()]
-    assert [" ".join(row[1 : 3 if row[1] == "SSE" else 2]) for row in numbered[:9]] == TYPES
+    named = [" ".join(row[1:3]) if "SSE" in row else row[1] for row in rows if row[:1] and row[0].isdigit()]
+    assert named[:9] == TYPES
     recording = sgviz.load(tmp_path / "out" / "run.sgv")
-    assert [row[2] for row in numbered[9:]] == recording.iterations["mode"].tolist()
+    shown = [row[:3] for row in rows if row[2:3] in (["extend"], ["decode"])]
+    table = recording.iterations
+    assert shown == [[str(row.iteration), str(row.bid), row["mode"]] for _, row in table.iterrows()]
     total = sum(stage.duration_ns for stage in recording.stages(recording.rids[0])) / 1e6
     assert ["end", "to", "end", f"{total:,.2f}", "100.0", "%"] in rows
     assert PROMPT in done.stdout and str(tmp_path / "out" / "run.png") in done.stdout

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from server_process import Background, ServerProcess
+from server_process import Background, ServerProcess, gone
 
 from sgviz.channel import PortArgs
 from sgviz.doctor.network import stale_folders
@@ -50,8 +50,10 @@ def test_two_servers_at_once_answer_as_each_does_alone() -> None:
 
 def test_what_killed_servers_left_blocks_nobody_and_is_not_touched() -> None:
     with ServerProcess() as dead:
+        children = list(dead.children().values())
         dead.signal(signal.SIGKILL)
         dead.wait()
+        assert gone(children)
         (left,) = dead.leftovers()
         files = sorted(os.listdir(left))
         assert stale_folders(Path(dead.folder.name)) == [Path(left)] and len(files) == 4

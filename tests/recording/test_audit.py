@@ -36,18 +36,25 @@ def test_random_runs_balance(case: tuple[dict[str, object], list[Step]]) -> None
 
 @pytest.fixture(scope="module")
 def rig() -> TimedRig:
-    config: dict[str, object] = {"tokens": 192, "chunked_prefill_size": 16, "schedule_conservativeness": 0.001}
+    config: dict[str, object] = {
+        "tokens": 192,
+        "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.001,
+    }
     return run(config, crowd(3))[0]
 
 
-def broken(rig: TimedRig, change: Callable[[Event], AnyBody | None], drop: bool = False) -> tuple[Recording, Event]:
+def broken(
+    rig: TimedRig, change: Callable[[Event], AnyBody | None], drop: bool = False
+) -> tuple[Recording, Event]:
     """The run with the first event that `change` answers for replaced (or left out), and that event."""
     events = rig.events()
     at, body = next((i, made) for i, event in enumerate(events) if (made := change(event)) is not None)
     event = events[at]
     new = [] if drop else [Event(event.seq, event.t, event.component, event.iteration, body)]
     rest = [
-        Event(other.seq - drop, other.t, other.component, other.iteration, other.body) for other in events[at + 1 :]
+        Event(other.seq - drop, other.t, other.component, other.iteration, other.body)
+        for other in events[at + 1 :]
     ]
     return Recording([*events[:at], *new, *rest], Header(configured=rig.configured())), event
 
@@ -62,7 +69,9 @@ def replaced(kind: type, **fields: object) -> Callable[[Event], AnyBody | None]:
 
 
 def test_a_lost_allocation_is_noticed_at_the_next_statement_of_free(rig: TimedRig) -> None:
-    rec, lost = broken(rig, lambda event: event.body if isinstance(event.body, PoolTaken) else None, drop=True)
+    rec, lost = broken(
+        rig, lambda event: event.body if isinstance(event.body, PoolTaken) else None, drop=True
+    )
     first = rec.audit().findings[0]
     assert first.t >= lost.t and not rec.audit().balanced
 

@@ -17,7 +17,11 @@ from sgviz.scheduler.prefill_adder import PrefillAdder, Refused
 
 @pytest.fixture(scope="module")
 def pressed() -> TimedRig:
-    config: dict[str, object] = {"tokens": 192, "chunked_prefill_size": 16, "schedule_conservativeness": 0.001}
+    config: dict[str, object] = {
+        "tokens": 192,
+        "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.001,
+    }
     return run(config, crowd(3))[0]
 
 
@@ -81,7 +85,9 @@ def test_waits_add_up_in_both_tables(pressed: TimedRig) -> None:
     assert (waits[causes].sum(axis=1) - waits.total_ms).abs().max() < 1e-6
     requests = rec.requests.set_index("rid")
     columns = [name for name in requests if name.startswith("wait_")]
-    assert ((requests[columns].sum(axis=1) - requests.queue_ms.fillna(0)).abs() < 1e-6)[requests.abort == ""].all()
+    assert ((requests[columns].sum(axis=1) - requests.queue_ms.fillna(0)).abs() < 1e-6)[
+        requests.abort == ""
+    ].all()
     assert requests.wait_retraction_ms.sum() > 0 and requests.wait_head_of_line_ms.sum() > 0
 
 

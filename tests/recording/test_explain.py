@@ -70,7 +70,9 @@ def test_random_lives_are_explained_to_the_nanosecond(case: tuple[dict[str, obje
 @pytest.mark.long
 @profile(max_examples=2000, deadline=None, suppress_health_check=SLOW)
 @given(cases())
-def test_random_lives_are_explained_to_the_nanosecond_long(case: tuple[dict[str, object], list[Step]]) -> None:
+def test_random_lives_are_explained_to_the_nanosecond_long(
+    case: tuple[dict[str, object], list[Step]],
+) -> None:
     check(case)
 
 

@@ -66,13 +66,21 @@ class TimedRig(Rig):
     """`recording()` gives what a reader would have of the run; the sizes stand in the header."""
 
     def __init__(
-        self, *, tokens: int = 512, context_len: int = 256, vocab_size: int = 97, eos_every: int = 0, **settings: Any
+        self,
+        *,
+        tokens: int = 512,
+        context_len: int = 256,
+        vocab_size: int = 97,
+        eos_every: int = 0,
+        **settings: Any,
     ) -> None:
         info = mock_info(vocab_size=vocab_size, context_len=context_len, max_total_num_tokens=tokens)
         page = int(settings.get("page_size", 1))
         inner = MockWorker(info, eos_every=eos_every, threaded=False, check=True, page_size=page)
         worker = TimedWorker(inner)
-        super().__init__(tokens=tokens, context_len=context_len, vocab_size=vocab_size, worker=worker, **settings)
+        super().__init__(
+            tokens=tokens, context_len=context_len, vocab_size=vocab_size, worker=worker, **settings
+        )
         worker.clock = self.clock
 
     def configured(self) -> EngineConfigured:
@@ -88,5 +96,3 @@ class TimedRig(Rig):
 
     def recording(self) -> Recording:
         return Recording(self.events(), Header(configured=self.configured(), clock="virtual"))
-
-

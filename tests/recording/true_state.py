@@ -38,7 +38,11 @@ class Truth:
             private=_private(rig),
             rows={req.rid: req.kv.row for req in rig.holders() if req.kv.row},
             tree={
-                node.id: (node.parent.id if node.parent else 0, node.key.astype("<i4").tobytes(), node.lock_ref)
+                node.id: (
+                    node.parent.id if node.parent else 0,
+                    node.key.astype("<i4").tobytes(),
+                    node.lock_ref,
+                )
                 for node in state.cache.tree.nodes()
             },
         )
@@ -59,6 +63,8 @@ class Truth:
 def _private(rig: Rig) -> dict[str, int]:
     page = rig.state.cache.page_size
     held = {
-        req.rid: -(-(req.kv.allocated - req.kv.protected) // page) * page for req in rig.holders() if req.kv.row
+        req.rid: -(-(req.kv.allocated - req.kv.protected) // page) * page
+        for req in rig.holders()
+        if req.kv.row
     }
     return {rid: tokens for rid, tokens in held.items() if tokens}

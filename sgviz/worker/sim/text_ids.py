@@ -11,7 +11,7 @@ def text_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids whose text is a word with a space before it and that come back alone when it is encoded.
 
     A row of such ids reads like words, and its text has exactly as many tokens. Where a vocabulary has next to
-    none (letters or bytes only): ids that decode to printable characters. Ascending.
+    none (letters or bytes only): ids that decode to printable characters, tags such as <think> left out. Ascending.
     """
     special = frozenset(tokenizer.all_special_ids)
     ids = [i for i in range(tokenizer.vocab_size) if i not in special]
@@ -21,10 +21,14 @@ def text_ids(tokenizer: Tokenizer) -> list[int]:
     whole = [i for (i, _), found in zip(words, again) if found == [i]]
     if len(whole) >= LEAST_WORDS:
         return whole
-    return [i for i, text in zip(ids, texts) if text and text.isprintable() and "\ufffd" not in text]
+    return [i for i, text in zip(ids, texts) if _is_plain(text)]
 
 
 def _is_word(text: str) -> bool:
     return (
         len(text) > 2 and text[0] == " " and text[1:].isascii() and text[1:].isalpha() and text[1:].islower()
     )
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text) and text.isprintable() and "\ufffd" not in text and not text.startswith("<")

@@ -1,0 +1,198 @@
+"""A Perfetto trace: tracks by component, slices by batch and by request, flows from request to batch to text.
+
+The protobuf is written by hand (field numbers of perfetto/trace/trace_packet.proto and its neighbours), so
+nothing need be installed. Mirrors the torch profiler's picture of SGLang, with decisions instead of kernels.
+
+Imports: events, errors, recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sgviz.errors import SgvizError
+from sgviz.events.schema import (
+    ChunkSent,
+    Event,
+    OutputReceived,
+    RequestDispatched,
+    RequestFinished,
+    RequestReceived,
+    RequestTokenized,
+    ResponseFinished,
+    TextEmitted,
+)
+from sgviz.recording.explanation import Part
+from sgviz.recording.export.protobuf import fixed64, nested, number, text
+from sgviz.recording.fold import BatchState, KvRow
+from sgviz.recording.recording import Recording
+
+SEQUENCE = 1
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+BOOTTIME, REALTIME = 6, 1
+# a track's number is its uuid; requests come after the fixed ones
+PROCESS, HTTP, TOKENIZER, SCHEDULER, DEVICE, DETOKENIZER, REQUESTS = 1, 2, 3, 4, 5, 6, 7
+COMPONENTS = {
+    HTTP: "http",
+    TOKENIZER: "tokenizer_manager",
+    SCHEDULER: "scheduler",
+    DEVICE: "device",
+    DETOKENIZER: "detokenizer",
+    REQUESTS: "requests",
+}
+KV_COUNTERS = {10: "free", 11: "evictable", 12: "protected", 13: "private"}
+QUEUE_COUNTERS = {14: "running", 15: "waiting"}
+FIRST_REQUEST = 100
+
+
+def write(rec: Recording, path: Path | str, to: str) -> list[str]:
+    """Write the trace to the file `path`."""
+    try:
+        Path(path).write_bytes(b"".join(nested(1, packet) for packet in packets(rec)))
+    except OSError as error:
+        raise SgvizError(f"cannot write the trace {str(path)!r}: {error}") from error
+    return [str(path)]
+
+
+def packets(rec: Recording) -> Iterator[bytes]:
+    """The TracePackets of a recording, tracks first."""
+    flows = {rid: number for number, rid in enumerate(rec.rids, FIRST_REQUEST)}
+    yield from _clock(rec)
+    yield from _tracks(flows)
+    yield from _component_events(rec.stamped(), flows)
+    state = rec.fold().state
+    for batch in state.batches.values():
+        yield from _batch(batch, flows)
+    yield from _kv(rec.fold().kv)
+    for rid, track in flows.items():
+        for part in rec.explain(rid).stretches():
+            yield from _slice(track, part.start_ns, part.end_ns, str(part.cause), _part_notes(part))
+
+
+# ---------------------------------------------------------------- frame
+
+
+def _clock(rec: Recording) -> Iterator[bytes]:
+    """Trace time is the monotonic clock; where a process read both clocks, calendar time is told."""
+    for anchor in rec.header.anchors[:1]:
+        clocks = b"".join(
+            nested(1, number(1, clock) + number(2, at))
+            for clock, at in ((BOOTTIME, anchor.monotonic_ns), (REALTIME, anchor.unix_ns))
+        )
+        yield number(8, anchor.monotonic_ns) + nested(6, clocks + number(2, BOOTTIME)) + number(10, SEQUENCE)
+
+
+def _tracks(flows: dict[str, int]) -> Iterator[bytes]:
+    process = number(1, PROCESS) + nested(3, number(1, 1) + text(6, "sgviz"))
+    yield nested(60, process) + number(10, SEQUENCE)
+    for track, name in COMPONENTS.items():
+        yield nested(60, number(1, track) + text(2, name) + number(5, PROCESS)) + number(10, SEQUENCE)
+    for track, name in KV_COUNTERS.items():
+        counter = number(1, track) + text(2, f"KV {name}") + number(5, PROCESS) + nested(8, text(6, "tokens"))
+        yield nested(60, counter) + number(10, SEQUENCE)
+    for track, name in QUEUE_COUNTERS.items():
+        counter = number(1, track) + text(2, name) + number(5, PROCESS) + nested(8, text(6, "requests"))
+        yield nested(60, counter) + number(10, SEQUENCE)
+    for rid, track in flows.items():
+        yield nested(60, number(1, track) + text(2, rid) + number(5, REQUESTS)) + number(10, SEQUENCE)
+
+
+def _packet(t: int, event: bytes) -> bytes:
+    return number(8, t) + nested(11, event) + number(10, SEQUENCE)
+
+
+def _note(name: str, value: int | str) -> bytes:
+    return nested(4, text(10, name) + (number(4, value) if isinstance(value, int) else text(6, value)))
+
+
+def _notes(values: dict[str, int | str]) -> bytes:
+    return b"".join(_note(name, value) for name, value in values.items())
+
+
+def _slice(
+    track: int, start: int, end: int, name: str, notes: dict[str, int | str], flows: Sequence[int] = ()
+) -> Iterator[bytes]:
+    linked = b"".join(fixed64(47, flow) for flow in flows)
+    yield _packet(start, number(9, BEGIN) + number(11, track) + text(23, name) + linked + _notes(notes))
+    yield _packet(max(start, end), number(9, END) + number(11, track))
+
+
+def _instant(track: int, t: int, name: str, notes: dict[str, int | str], flows: bytes = b"") -> bytes:
+    return _packet(t, number(9, INSTANT) + number(11, track) + text(23, name) + flows + _notes(notes))
+
+
+def _count(track: int, t: int, value: int) -> bytes:
+    return _packet(t, number(9, COUNTER) + number(11, track) + number(30, value))
+
+
+# ---------------------------------------------------------------- content
+
+
+def _batch(batch: BatchState, flows: dict[str, int]) -> Iterator[bytes]:
+    """Its planning, its run on the device with a flow for each member, and its processing."""
+    plan = batch.plan
+    notes: dict[str, int | str] = {
+        "bid": plan.bid,
+        "mode": plan.mode,
+        "requests": len(plan.rids),
+        "new_tokens": sum(plan.extend_lens),
+        "rids": ", ".join(plan.rids[:16]),
+    }
+    if batch.launched:
+        yield from _slice(SCHEDULER, batch.turn or batch.planned, batch.launched, f"plan #{plan.bid}", notes)
+    if batch.processed and batch.finished:
+        yield from _slice(
+            SCHEDULER, batch.finished, batch.processed, f"process #{plan.bid}", {"bid": plan.bid}
+        )
+    if batch.end:
+        members = [flows[rid] for rid in plan.rids if rid in flows]
+        yield from _slice(DEVICE, batch.start, batch.end, f"{plan.mode} #{plan.bid}", notes, members)
+    for track, value in zip(QUEUE_COUNTERS, (plan.running, plan.waiting)):
+        yield _count(track, batch.planned, value)
+
+
+def _kv(rows: Sequence[KvRow]) -> Iterator[bytes]:
+    """Only what changed since the row before."""
+    last: dict[int, int] = {}
+    for row in rows:
+        for track, name in KV_COUNTERS.items():
+            value: int = getattr(row, name)
+            if last.get(track) != value:
+                last[track] = value
+                yield _count(track, row.t, value)
+
+
+def _component_events(events: Sequence[Event], flows: dict[str, int]) -> Iterator[bytes]:
+    """What the components around the scheduler told, with the flow of the request."""
+    for event in events:
+        body = event.body
+        match body:
+            case RequestReceived():
+                yield _instant(HTTP, event.t, event.kind, {"rid": body.rid}, _flow(flows, body.rid))
+            case RequestTokenized():
+                notes: dict[str, int | str] = {"rid": body.rid, "tokens": body.prompt_tokens}
+                yield _instant(TOKENIZER, event.t, event.kind, notes, _flow(flows, body.rid))
+            case RequestDispatched() | RequestFinished():
+                yield _instant(TOKENIZER, event.t, event.kind, {"rid": body.rid}, _flow(flows, body.rid))
+            case TextEmitted() | OutputReceived():
+                track = DETOKENIZER if isinstance(body, TextEmitted) else TOKENIZER
+                linked = b"".join(_flow(flows, rid) for rid in body.rids)
+                yield _instant(track, event.t, event.kind, {"requests": len(body.rids)}, linked)
+            case ChunkSent():
+                chunk: dict[str, int | str] = {"rid": body.rid, "part": body.part, "chars": body.chars}
+                yield _instant(HTTP, event.t, event.kind, chunk, _flow(flows, body.rid))
+            case ResponseFinished():
+                ends = fixed64(48, flows[body.rid]) if body.rid in flows else b""
+                yield _instant(HTTP, event.t, event.kind, {"rid": body.rid, "status": body.status}, ends)
+
+
+def _flow(flows: dict[str, int], rid: str) -> bytes:
+    return fixed64(47, flows[rid]) if rid in flows else b""
+
+
+def _part_notes(part: Part) -> dict[str, int | str]:
+    notes: dict[str, int | str] = {"detail": part.detail} if part.detail else {}
+    if part.blockers:
+        notes["blockers"] = ", ".join(part.blockers)
+    return notes | ({"bid": part.bid} if part.bid else {})

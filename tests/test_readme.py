@@ -1,0 +1,135 @@
+"""The README is true: what it lists exists, what it names can be called, what it prints runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sgviz.__main__ import COMMANDS
+from sgviz.cli.options import options
+
+sys.path.insert(0, str(Path(__file__).parent / "launch"))
+from server_process import ServerProcess
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SERVED = "http://127.0.0.1:30000"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SHELL = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+MAX_PICTURE_BYTES = 200_000
+
+
+def tree() -> dict[str, str]:
+    """Listed path -> what it is for; folders end in a slash."""
+    block = next(block for block in README.split("```") if "\nREADME.md " in block)
+    found, above = {}, ""
+    for line in block.strip().splitlines():
+        name, _, meaning = line.strip().partition(" ")
+        path = above + name if line.startswith("  ") else name
+        above = above if line.startswith("  ") else name
+        found[path] = meaning.strip()
+    return found
+
+
+# ---------------------------------------------------------------- what it lists
+
+
+def test_every_listed_path_exists_and_says_what_it_is_for() -> None:
+    for path, meaning in tree().items():
+        assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
+        assert meaning, path
+
+
+def test_every_folder_is_listed() -> None:
+    def listed(folder: Path, prefix: str) -> set[str]:
+        inside = [path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.*"))]
+        hidden = (".", "__", "build", "dist")
+        return {f"{prefix}{path.name}/" for path in inside if not path.name.startswith(hidden)}
+
+    top = {path for path in listed(ROOT, "") if not path.endswith(".egg-info/")}
+    assert (top | listed(ROOT / "sgviz", "sgviz/")) - set(tree()) - {"runs/"} == set()
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    headings = {
+        re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    }
+    assert len(links) > 4
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert not path or (ROOT / path).exists(), link
+        assert not anchor or anchor in headings, link
+
+
+def test_the_picture_is_small() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert pictures
+    for name in pictures:
+        content = (ROOT / name).read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) < MAX_PICTURE_BYTES, name
+
+
+def test_commands_and_flags_exist() -> None:
+    named = set(re.findall(r"`?sgviz (\w+)", "\n".join(re.findall(r"`([^`]+)`", README) + SHELL)))
+    assert named <= set(COMMANDS)
+    written = "".join(path.read_text() for path in (ROOT / "sgviz/cli").glob("*.py"))
+    known = {option.flag for option in options()} | set(re.findall(r'"(--[\w-]+)"', written))
+    assert set(re.findall(r"`(--[a-z][\w-]+)", README)) <= known
+
+
+# ---------------------------------------------------------------- what it prints
+
+
+def run(program: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def engine_programs() -> list[str]:
+    return [program for program in PROGRAMS if SERVED not in program]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", engine_programs(), ids=range(len(engine_programs())))
+def test_programs_with_an_engine_run(program: str, tmp_path: Path) -> None:
+    said = run(program, tmp_path)
+    assert "cached_tokens" in said and list(tmp_path.glob("*.sgv"))
+    if "capital of France" in program:
+        assert (
+            said.startswith("The capital of France is Paris.\n") and "SSE chunk" not in said.splitlines()[0]
+        )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess(model="smollm2-135m-instruct") as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_programs_with_a_server_run(server: ServerProcess, tmp_path: Path) -> None:
+    programs = [program.replace(SERVED, server.url) for program in PROGRAMS if SERVED in program]
+    assert programs and all("Paris" in run(program, tmp_path) for program in programs)
+
+
+@pytest.mark.slow
+def test_shell_commands_with_a_server_run(server: ServerProcess) -> None:
+    commands = [block.replace(SERVED, server.url) for block in SHELL if SERVED in block]
+    assert len(commands) == 2
+    for command in commands:
+        if shutil.which(command.split()[0]) is None and not command.startswith("sgviz"):
+            continue
+        runnable = command.replace("sgviz ", f"{sys.executable} -m sgviz ")
+        done = subprocess.run(
+            ["bash", "-c", runnable], input="What is the capital of France?\n", capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "France" in done.stdout, done.stderr
