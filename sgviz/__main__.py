@@ -16,6 +16,10 @@ COMMANDS = {
     "serve": ("sgviz.cli.serve", "run an OpenAI-compatible server"),
     "chat": ("sgviz.cli.chat", "talk to a model in the terminal"),
     "bench": ("sgviz.cli.bench", "load a running server and measure it"),
+    "explain": ("sgviz.cli.explain", "say where the time of a recorded request went"),
+    "diff": ("sgviz.cli.diff", "compare two recordings of the same workload"),
+    "export": ("sgviz.cli.export", "write a recording for Perfetto, OpenTelemetry, Parquet, CSV"),
+    "report": ("sgviz.cli.report", "write one HTML file about a recording"),
     "doctor": ("sgviz.cli.doctor", "say what this machine has"),
 }
 INTERRUPTED = 130

@@ -209,6 +209,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout: Annotated[
         float, _meta("Seconds a component may take to load and get ready.", "ours", gt=0.0)
     ] = 300.0
+    enable_debugger: Annotated[
+        bool, _meta("Let a step debugger attach: POST /sgviz/debug, and Engine.debugger with processes.", "ours")
+    ] = False
     shutdown_grace: Annotated[
         float, _meta("Seconds that running requests get to finish at a stop.", "ours", ge=0.0)
     ] = 30.0

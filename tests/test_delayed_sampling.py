@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "scheduler"))
+sys.path.insert(0, str(Path(__file__).parent / "worker"))
 
+from hand_driver import HandDriver, make_req
 from rig import Rig
 from workload import CONTEXT, EOS_EVERY, VOCAB, Abort, Run, Step, Submit, crowd, submit
 
@@ -188,6 +190,28 @@ def test_a_launch_that_nobody_samples_says_so() -> None:
     assert launch.done()
     assert launch.result().next_token_ids == launch.result().next_token_ids
     assert not isinstance(launch, WorkerLaunch)
+
+
+def test_the_real_worker_samples_the_same_late() -> None:
+    from sgviz.worker.tp_worker import TpModelWorker
+
+    found = []
+    for delay in (False, True):
+        worker = TpModelWorker(
+            "tiny-llama", dtype="float32", device="cpu", max_total_tokens=512, torch_threads=1
+        )
+        driver = HandDriver(worker)
+        reqs = [make_req("a", range(4, 20), temperature=0.0), make_req("b", range(9, 15), sampling_seed=3)]
+        for step in range(6):
+            batch = driver.decode(reqs) if step else driver.extend(reqs)
+            launch = worker.launch(batch, delay_sample=delay)
+            launch.sample()
+            result = launch.result()
+            assert result.start_ns < result.end_ns
+            driver.process(batch, result)
+        found.append([req.output_ids for req in reqs])
+        worker.close()
+    assert found[0] == found[1]
 
 
 # ---------------------------------------------------------------- prefills in turn

@@ -26,6 +26,9 @@ class PagedTokenAllocator:
     Args:
         size: usable slots (tokens), a multiple of `page_size`.
         page_size: slots of a page.
+
+    Attributes:
+        size: the usable slots, less those that were retired. pages: all there ever were, retired ones included.
     """
 
     def __init__(self, size: int, page_size: int) -> None:
@@ -39,6 +42,7 @@ class PagedTokenAllocator:
         self._free: Slots = np.arange(self.pages, 0, -1, dtype=np.int64)
         self._n_free = self.pages
         self._taken: npt.NDArray[np.bool_] = np.zeros(self.pages + 1, dtype=np.bool_)
+        self._retired: list[Slots] = []
 
     def available_size(self) -> int:
         """Free tokens; always whole pages."""
@@ -47,6 +51,17 @@ class PagedTokenAllocator:
     def free_pages(self) -> Slots:
         """Numbers of the free pages, the next one to be taken first (a copy)."""
         return self._free[: self._n_free][::-1].copy()
+
+    def retire(self, tokens: int) -> Slots:
+        """Take up to `tokens` free slots, in whole pages, out of the pool for good; returns them."""
+        pages = self._take(min(tokens // self.page_size, self._n_free))
+        self._retired.append(pages)
+        self.size -= len(pages) * self.page_size
+        return (pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+
+    def retired_pages(self) -> Slots:
+        """Numbers of the pages that are no longer of the pool."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *self._retired])
 
     def pages_needed(self, prefix_lens: Lengths, seq_lens: Lengths) -> int:
         """New pages that growing each request from its prefix length to its sequence length takes."""
@@ -126,7 +141,7 @@ class PagedTokenAllocator:
         return slots
 
     def _refuse_invalid(self, slots: Slots, unique: Slots) -> None:
-        page, first, last = self.page_size, self.page_size, self.size + self.page_size - 1
+        page, first, last = self.page_size, self.page_size, (self.pages + 1) * self.page_size - 1
         if unique[0] < first or unique[-1] > last:
             bad = unique[0] if unique[0] < first else unique[-1]
             raise InvalidFree(f"slot {bad} is not of this pool; its slots are {first} to {last}")

@@ -233,6 +233,16 @@ class KVCache:
         self._tell_returned("", slots, "evict")
         return len(slots)
 
+    def retire(self, tokens: int) -> Slots:
+        """Make the pool smaller by up to `tokens`, evicting if need be; returns the slots that left it for good.
+
+        Pages in use stay: there may be fewer than asked for, and the rest can be asked for again.
+        """
+        if tokens <= 0:
+            return no_slots()
+        self.ensure(tokens)
+        return self.allocator.retire(tokens)
+
     # ------------------------------------------------------------ endings
 
     def release(self, req: HoldsKv, ids: Sequence[int] | Ids, *, insert: bool, why: str) -> None:

@@ -108,7 +108,7 @@ def _check_owners(cache: KVCache, reqs: Sequence[HoldsKv]) -> None:
     page = cache.page_size
     private = [_private_pages(cache, req) for req in reqs]
     tree = [node.value[::page] // page for node in cache.tree.nodes()]
-    owned = np.concatenate([cache.allocator.free_pages(), *tree, *private])
+    owned = np.concatenate([cache.allocator.free_pages(), cache.allocator.retired_pages(), *tree, *private])
     owners = np.bincount(owned, minlength=cache.allocator.pages + 1)[1:]
     if (owners != 1).any():
         at = int((owners != 1).argmax())

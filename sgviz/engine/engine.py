@@ -16,12 +16,15 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from sgviz.config import Settings
+from sgviz.debugger import Debugger, EngineLink
+from sgviz.debugger.debugger import TIMEOUT_S
 from sgviz.engine.chat import ChatReply
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, native_request
 from sgviz.errors import ConfigError
 from sgviz.launch.components import tell_started
 from sgviz.launch.pipeline import Pipeline
+from sgviz.messages.debug import LEASE_S
 from sgviz.recording import ClockAnchor, Header, Recording
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.user_policy import check_policy
@@ -190,6 +193,24 @@ class Engine:
             self.pipeline.set_events(on)
 
         self._call(switch())
+
+    def debugger(self, *, lease_s: float = LEASE_S, timeout_s: float = TIMEOUT_S) -> Debugger:
+        """A step debugger on this engine's scheduler, as a context manager; see `sgviz.debugger`.
+
+        Raises:
+            ConfigError: the scheduler is another process, and enable_debugger was not set.
+            BadRequest: events are switched off. Unavailable: another debugger is attached.
+        """
+        threads = self.mode == "threads"
+        if not threads and not self.settings.serve.enable_debugger:
+            raise ConfigError(
+                "with mode='processes' a debugger can attach only to an engine made with enable_debugger=True",
+                param="enable_debugger",
+            )
+        pipeline = self.pipeline
+        predicates = pipeline.predicates if threads else None
+        link = EngineLink(pipeline.loop, pipeline.manager, predicates, self.recording)
+        return Debugger(link, lease_s=lease_s, timeout_s=timeout_s)
 
     # ------------------------------------------------------------------ life
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from sgviz import __version__
 from sgviz.config import Settings
+from sgviz.debugger import debug_mount
 from sgviz.errors import ConfigError, from_status
 from sgviz.launch.pipeline import Pipeline
 from sgviz.model.model_config import read_json
@@ -108,6 +109,7 @@ class HttpFace:
             keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
+            mounts=[debug_mount(pipeline.manager)] if serve.enable_debugger else [],
         )
 
     def _facts(self) -> ModelFacts:

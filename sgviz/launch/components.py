@@ -22,6 +22,7 @@ from sgviz.launch.messages import InitInfo
 from sgviz.launch.watchdog import Progress, Watchdog
 from sgviz.messages import ToDetokenizer, ToScheduler
 from sgviz.model.tokenizer import Tokenizer
+from sgviz.scheduler.gate import DebugHost, LocalPredicates
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.scheduler import Scheduler
 
@@ -36,6 +37,7 @@ class Context:
         give_up: ends the component from another thread as far as that can be done, and tells the parent why.
         sink: where events go when the component shares the process; None: over the event socket.
         mode: threads or processes.
+        predicates: Python breakpoints, where the debugger shares the process.
     """
 
     settings: Settings
@@ -46,6 +48,7 @@ class Context:
     give_up: Callable[[str], None]
     sink: Sink | None = None
     policy: SchedulePolicy | None = None
+    predicates: LocalPredicates | None = None
 
 
 def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
@@ -70,6 +73,7 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
             decode=tokenizer.decode,
             trace=trace,
             policy=context.policy,
+            debug=_debug_host(context),
         )
         tell_started(trace, context.mode)
         trace.on = trace.on and settings.serve.skip_server_warmup  # else events begin after the warm-up
@@ -150,6 +154,13 @@ def tell_started(trace: Tracer, mode: str) -> None:
             )
         )
         trace.flush()
+
+
+def _debug_host(context: Context) -> DebugHost | None:
+    """What the scheduler's gate needs, where a debugger may attach: in its own process always, else if so set."""
+    if context.mode != "threads" and not context.settings.serve.enable_debugger:
+        return None
+    return DebugHost(clock=WallClock(), local=context.predicates)
 
 
 def _info(component: str) -> InitInfo:

@@ -35,6 +35,7 @@ from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.recording.sink import FileSink
 from sgviz.recording.store import Header
+from sgviz.scheduler.gate import LocalPredicates
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.serving.context import ServerState, ServerStatus
 from sgviz.tokenizer_manager import Limits, TokenizerManager, raise_failure
@@ -67,6 +68,7 @@ class Pipeline:
         self._stop_lock = threading.Lock()
         self._stopping = self._stopped = False
         self._policy = policy
+        self.predicates = LocalPredicates()
         self._exit = contextlib.ExitStack()  # undoes the start, last first
         try:
             self._start()
@@ -168,6 +170,7 @@ class Pipeline:
             give_up=log.critical,  # each thread puts its own in its place
             sink=self.ring,
             policy=self._policy,
+            predicates=self.predicates,
         )
         children: list[ChildThread] = []
         self._exit.callback(self._end_threads, children)
@@ -294,6 +297,7 @@ class Pipeline:
     def _drain(self, grace: float) -> None:
         async def drain() -> None:
             self.manager.refuse_new("the server is shutting down")
+            self.manager.debug.release()
             if self.manager.rid_to_state and not await self.manager.drained(grace):
                 if grace:
                     log.warning("requests did not finish in %.0f s; aborting them", grace)

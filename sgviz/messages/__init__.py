@@ -14,6 +14,7 @@ from sgviz.messages.control import (
     HealthCheckOutput,
     ShutdownReq,
 )
+from sgviz.messages.debug import DebugReq, DebugReqOutput, DebugStatus
 from sgviz.messages.generate import (
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -31,12 +32,21 @@ ToScheduler = (
     | GetInternalStateReq
     | ConfigureTraceReq
     | ShutdownReq
+    | DebugReq
 )
 ToDetokenizer = BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq | ShutdownReq
-ToTokenizer = BatchStrOutput | AbortReq | FlushCacheReqOutput | GetInternalStateReqOutput | HealthCheckOutput
+ToTokenizer = (
+    BatchStrOutput
+    | AbortReq
+    | FlushCacheReqOutput
+    | GetInternalStateReqOutput
+    | HealthCheckOutput
+    | DebugReqOutput
+)
 
 __all__ = [
-    "AbortReq", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "FinishReason",
+    "AbortReq", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "DebugReq", "DebugReqOutput",
+    "DebugStatus", "FinishReason",
     "FlushCacheReqInput", "FlushCacheReqOutput", "GenerateReqInput", "GetInternalStateReq",
     "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "SamplingParams", "ShutdownReq",
     "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedGenerateReqInput",

@@ -282,7 +282,9 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     extend_lens: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<{self.place}: batch {self.bid} ({self.mode}) of {len(self.rids)}: {', '.join(self.rids[:8])}>"
+        return (
+            f"<{self.place}: batch {self.bid} ({self.mode}) of {len(self.rids)}: {', '.join(self.rids[:8])}>"
+        )
 
 
 class TypeView(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,8 +58,8 @@ class Attention(nn.Module):
         q, k, v = rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
         return self.o_proj.forward_add(attn.forward(self.layer, q, k, v), residual)
 
-    def pack(self, packer: Packer, norm: RMSNorm, rope: RotaryEmbedding) -> None:
-        """Lay the weights out for the CPU, those of `norm` and of `rope`'s order of pairs in them."""
+    def pack(self, packer: Packer, factor: Tensor, rope: RotaryEmbedding) -> None:
+        """Lay the weights out for the CPU, for inputs times `factor` and in the order of pairs of `rope`."""
         turned, qkv = self.heads + self.kv_heads, self.qkv_proj
         qkv.weight.data = rope.interleave(qkv.weight.data, turned)
         if qkv.bias is not None:
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         for head_norm in (self.q_norm, self.k_norm):
             if head_norm is not None:
                 head_norm.weight.data = rope.interleave(head_norm.weight.data, 1)
-        qkv.pack(packer, norm)
+        qkv.pack(packer, factor)
         self.o_proj.pack(packer)
 
     def _normed(self, qk: Tensor) -> Tensor:
@@ -96,11 +96,10 @@ class DecoderLayer(nn.Module):
 
     def pack(self, packer: Packer, rope: RotaryEmbedding) -> None:
         """Lay the weights out for the CPU."""
-        self.self_attn.pack(packer, self.input_layernorm, rope)
-        self.mlp.gate_up_proj.pack(packer, self.post_attention_layernorm)
+        keep = packer is pack_int8
+        self.self_attn.pack(packer, self.input_layernorm.fold(keep), rope)
+        self.mlp.gate_up_proj.pack(packer, self.post_attention_layernorm.fold(keep))
         self.mlp.down_proj.pack(packer)
-        self.input_layernorm.fold()
-        self.post_attention_layernorm.fold()
 
 
 class Embedding(nn.Module):
@@ -173,6 +172,5 @@ class CausalLM(nn.Module):
             assert isinstance(layer, DecoderLayer)
             layer.pack(packer, self.rope)
         self.rope.interleaved = True
-        self.lm_head.pack(pack_float32, self.model.norm)
-        self.model.norm.fold()
+        self.lm_head.pack(pack_float32, self.model.norm.fold())
         self.quantization = quantization

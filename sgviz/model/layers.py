@@ -38,11 +38,9 @@ class Linear(nn.Module):
         self.bias = empty_parameter(out_features) if bias else None
         self._packed: PackedLinear | None = None
 
-    def pack(self, packer: Packer, norm: RMSNorm | None = None) -> None:
-        """Replace the weight by a packed form, with `norm`'s weight in it. Afterwards `weight` is empty."""
-        weight = self.weight.data
-        if norm is not None:
-            weight = weight * (norm.weight.data * math.sqrt(weight.shape[1]))
+    def pack(self, packer: Packer, factor: Tensor | None = None) -> None:
+        """Replace the weight by a packed form, its inputs times `factor`. Afterwards `weight` is empty."""
+        weight = self.weight.data if factor is None else self.weight.data * factor
         self._packed = packer(weight, None if self.bias is None else self.bias.data)
         self.weight = empty_parameter(0)
 
@@ -66,16 +64,25 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self._floor: Tensor | None = None
 
-    def fold(self) -> None:
-        """From now on give x / |x| only: the projections behind have taken the rest into their weights."""
-        self._floor = torch.tensor(math.sqrt(len(self.weight) * self.eps))
-        self.weight = empty_parameter(0)
+    def fold(self, keep_weight: bool = False) -> Tensor:
+        """From now on give x / |x|, times the weight if that is kept.
+
+        Returns the factor that is missing then, for the projections behind. Keeping the weight makes inputs that
+        are easier to quantize.
+        """
+        size = len(self.weight)
+        self._floor = torch.tensor(math.sqrt(size * self.eps))
+        missing = torch.tensor(math.sqrt(size)) if keep_weight else self.weight.data * math.sqrt(size)
+        if not keep_weight:
+            self.weight = empty_parameter(0)
+        return missing
 
     def forward(self, x: Tensor) -> Tensor:
         if self._floor is None:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        # sqrt(sum x^2 + size eps), in one operator each
-        return x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self._floor)
+        # |x| is sqrt(sum x^2 + size eps), in one operator each
+        length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self._floor)
+        return x / length if len(self.weight) == 0 else (x * self.weight).div_(length)
 
 
 class RotaryEmbedding:

@@ -301,7 +301,7 @@ class _Books:
             self.fault("an ended request holds no row", f"{rid} holds row {row}")
 
     def finished_at_tm(self, body: RequestFinished) -> None:
-        if body.rid in self.live and not body.reason == "abort":
+        if body.rid in self.live and body.reason != "abort":
             self.fault("the client's end follows the scheduler's", f"{body.rid} is still alive there")
 
     def idle(self, body: LoopIdle) -> None:

@@ -195,8 +195,10 @@ def _lines(found: Diff, count: int) -> Iterable[str]:
     yield f"in b {slower} are slower and {faster} faster; mean change {table.change_ms.mean():+.3f} ms, by cause:"
     for cause, ms in list(found.by_cause().items())[:6]:
         yield f"  {cause:<22} {ms / len(table):+.3f} ms a request"
-    yield "largest changes:"
-    for row in table.head(count).itertuples():
+    changed = table[table.change_ms != 0].head(count)
+    if len(changed):
+        yield "largest changes:"
+    for row in changed.itertuples():
         who = f", for {', '.join(row.blockers)}" if row.blockers else ""
         yield (
             f"  {row.rid}: {row.total_ms_a:.3f} -> {row.total_ms_b:.3f} ms ({row.change_ms:+.3f}); "

@@ -21,6 +21,7 @@ from sgviz.events.schema import (
     Body,
     EngineConfigured,
     Event,
+    LimitsChanged,
     LoopIdle,
     PoolReturned,
     PoolTaken,
@@ -173,6 +174,12 @@ class EngineFold:
         self.idle = True
         self._on_stated(event, body)
 
+    def _on_limits(self, event: Event, body: LimitsChanged) -> None:
+        """A debugger made the pool smaller: what left it was free."""
+        self._on_memory(event, body)
+        if self.ledger.exact and not self._same(event, "free", self.ledger.free, body.free):
+            self.ledger.exact = False
+
     # ------------------------------------------------------------ memory
 
     def _on_configured(self, event: Event, body: EngineConfigured) -> None:
@@ -238,6 +245,7 @@ _HANDLERS: Mapping[type, Callable[[EngineFold, Event, Any], None]] = MappingProx
         RequestAborted: EngineFold._on_aborted,
         LoopIdle: EngineFold._on_idle,
         EngineConfigured: EngineFold._on_configured,
+        LimitsChanged: EngineFold._on_limits,
         TraceDropped: EngineFold._on_dropped,
         RowTaken: EngineFold._on_row,
         RowReturned: EngineFold._on_row,

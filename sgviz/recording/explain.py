@@ -146,12 +146,12 @@ class Explainer:
         parts = []
         if not stops or stops[0].t > start:
             first = min(stops[0].t, end) if stops else end
-            parts.append(queue_part(rid, stay, None, start, first, self.standings))
+            parts.append(queue_part(rid, stay, None, start, first))
         for at, stop in enumerate(stops):
             until = min(stops[at + 1].t, end) if at + 1 < len(stops) else end
             begin = max(stop.t, start)
             if until > begin:
-                parts.append(queue_part(rid, stay, stop, begin, until, self.standings))
+                parts.append(queue_part(rid, stay, stop, begin, until))
         yield from joined(parts)
 
     def _running(self, life: RequestState, stay: Stay, start: int, end: int) -> Iterator[Part]:

@@ -21,6 +21,7 @@ from sgviz.events.schema import (
     BatchPlanned,
     Body,
     EngineConfigured,
+    LimitsChanged,
     LoopIdle,
     PoolReturned,
     PoolTaken,
@@ -95,6 +96,8 @@ class Ledger:
                 self._insert(body)
             case TreeLocked():
                 return self._lock(body)
+            case LimitsChanged():
+                return self._shrink(body)
             case TreeSplit():
                 self._split(body)
                 return False
@@ -140,6 +143,13 @@ class Ledger:
                 self.nodes, self.locks, self.tree_known = {}, {}, True
         else:
             self._give_up(body.rid, tokens)
+
+    def _shrink(self, body: LimitsChanged) -> bool:
+        """Free slots left the pool for good."""
+        tokens = len(body.slots) // _SLOT_BYTES
+        self.free -= tokens
+        self.total = body.max_total_num_tokens if self.sized else self.total - tokens
+        return tokens > 0
 
     def _insert(self, body: TreeInserted) -> None:
         tokens = self._release(body.rid, body.slots)

@@ -31,6 +31,14 @@ from sgviz.events.schema import (
 
 Holders = tuple[tuple[str, int], ...]
 MOST_HOLDERS = 8
+UNITS = {
+    Reason.KV: "KV tokens",
+    Reason.ROWS: "rows",
+    Reason.RUNNING_SLOTS: "running slots",
+    Reason.CHUNK_BUDGET: "tokens of the chunk budget",
+    Reason.PREFILL_BUDGET: "tokens of the prefill budget",
+    Reason.MAX_REQUESTS: "requests in the batch",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,8 @@ class Stop:
     """From `t` on (monotonic ns) planning stops at `head` for `reason`; whoever waits stands behind it.
 
     `need`/`have` in the unit of the reason, -1 where no event says it. `holders`: who has the scarce thing.
-    `admitted`: who was taken in the same plan, in order.
+    `admitted`: who was taken in the same plan, in order, and `numbers` the arrivals in the queue they were.
+    `number` is that of the head; `latest` the largest of all these. `words` says it in short.
     """
 
     t: int
@@ -48,6 +57,13 @@ class Stop:
     have: int
     holders: Holders
     admitted: tuple[str, ...]
+    numbers: tuple[int, ...]
+    number: int
+    words: str
+
+    @property
+    def latest(self) -> int:
+        return max(self.number, *self.numbers, 0)
 
 
 @dataclass(slots=True)
@@ -103,9 +119,10 @@ class Standings:
         last = bisect_right(self.stops, until, key=_time)
         return self.stops[first:last]
 
-    def number_of(self, rid: str, t: int) -> int:
-        """Which arrival in the queue the request was, as of `t` (0: none)."""
-        return max((stay.number for stay in self.stays.get(rid, ()) if stay.start <= t), default=0)
+    def _number(self, rid: str) -> int:
+        """Which arrival in the queue the request was, lately (0: none)."""
+        stays = self.stays.get(rid)
+        return stays[-1].number if stays else 0
 
     # ------------------------------------------------------------ building
 
@@ -142,7 +159,14 @@ class Standings:
         if not holders:
             holders = self._budget(body.reason)[2]
         admitted = tuple([ok.rid for ok in taken])
-        self.stops.append(Stop(event.t, body.rid, body.reason, need, have, holders, admitted))
+        numbers = tuple([self._number(rid) for rid in admitted])
+        words = budget_words(body.reason, need, have, holders)
+        self.stops.append(
+            Stop(
+                event.t, body.rid, body.reason, need, have, holders, admitted, numbers, self._number(body.rid),
+                words,
+            )
+        )  # fmt: skip
         self._refused = None
 
     def _budget(self, reason: Reason) -> tuple[int, int, Holders]:
@@ -215,6 +239,18 @@ class Standings:
             if handler is not None:
                 handler(event, event.body)
         return self
+
+
+def budget_words(reason: Reason, need: int, have: int, holders: Holders) -> str:
+    """What was short: `kv: needs 120 KV tokens, 80 to be had; held by r1 (64), r2 (32)`."""
+    unit = UNITS.get(reason, "")
+    held = ", ".join(f"{rid} ({amount})" for rid, amount in holders)
+    numbers = f"needs {need} {unit}, {have} to be had"
+    if need < 0 or (need == 1 and have <= 0):
+        numbers = f"no {unit} left"
+    if reason is Reason.RUNNING_SLOTS:
+        numbers = f"{need} would run, {have} may" if have >= 0 else "all running slots taken"
+    return f"{reason}: {numbers}" + (f"; held by {held}" if held else "")
 
 
 def _time(stop: Stop) -> int:

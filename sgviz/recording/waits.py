@@ -57,7 +57,8 @@ def kv_owners_table(
 ) -> pd.DataFrame:
     """Who holds the private KV memory: one row an owner at each of up to `points` moments, largest first.
 
-    `count` events had happened, as `Recording.at` takes it. `owner` is a rid; `(tree, locked)` and `(tree, unlocked)` are what the radix tree has.
+    `count` events had happened, as `Recording.at` takes it. `owner` is a rid, or `(tree, locked)` and
+    `(tree, unlocked)` for what the radix tree has.
     """
     fold = EngineFold(configured=configured)
     if configured is not None:

@@ -17,6 +17,9 @@ from sgviz.events import Reason, schema
 from sgviz.messages import (
     AbortReq,
     ConfigureTraceReq,
+    DebugReq,
+    DebugReqOutput,
+    DebugStatus,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
@@ -70,6 +73,7 @@ class Intake:
             GetInternalStateReq: self._internal_state,
             ConfigureTraceReq: self._configure_trace,
             ShutdownReq: self._shutdown,
+            DebugReq: self._refuse_debugger,
         }
 
     def receive(self) -> int:
@@ -179,6 +183,11 @@ class Intake:
     def _configure_trace(self, message: ConfigureTraceReq) -> None:
         self._state.trace.on = message.on
         self._to_detokenizer.send(message)
+
+    def _refuse_debugger(self, message: DebugReq) -> None:
+        """With a gate in front such messages do not come here."""
+        error = "no debugger can attach to this scheduler: it was started without enable_debugger"
+        self._to_tokenizer.send(DebugReqOutput(id=message.id, status=DebugStatus(), error=error))
 
     def _shutdown(self, message: ShutdownReq) -> None:
         self._to_detokenizer.send(message)

@@ -15,6 +15,8 @@ from sgviz.events import Tracer, schema
 from sgviz.events.tracer import QUIET_MS
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.finish import Decode
+from sgviz.scheduler.gate import DebugHost
+from sgviz.scheduler.gate.gate import Gate
 from sgviz.scheduler.intake import Inbox, Intake, Outbox
 from sgviz.scheduler.launched import Launched
 from sgviz.scheduler.loops import event_loop_normal, event_loop_overlap
@@ -42,6 +44,7 @@ class Scheduler:
         decode: token ids to text, for stop strings.
         policy: an object that replaces the named policy of the settings.
         rules: when the overlap loop may not run ahead; None: as the settings say.
+        debug: what a debugger's gate needs; None: nobody can attach.
     """
 
     def __init__(
@@ -56,17 +59,22 @@ class Scheduler:
         trace: Tracer,
         policy: SchedulePolicy | None = None,
         rules: OverlapRules | None = None,
+        debug: DebugHost | None = None,
     ) -> None:
         self.state = state = _make_state(settings, worker, trace)
         self.worker = worker
-        self._inbox = inbox
+        seed = settings.model.random_seed
+        self._gate = Gate(state, inbox, to_tokenizer, to_detokenizer, debug, seed) if debug else None
+        self._inbox = inbox = self._gate.inbox if self._gate else inbox
         self._overlap = not settings.schedule.disable_overlap_schedule
         self._rules = rules or OverlapRules(settings.schedule)
         streamer = OutputStreamer(state, to_detokenizer, decode)
         ender = RequestEnder(state, streamer, to_tokenizer)
-        chosen = policy or make_policy(settings.schedule.schedule_policy, settings.model.random_seed)
+        chosen = policy or make_policy(settings.schedule.schedule_policy, seed)
         self.intake = Intake(state, inbox, ender, to_tokenizer, to_detokenizer)
         self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
+        if self._gate is not None:
+            self._gate.bind(self.planner)
         self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
         self._idle_told = False
         self._turn_ns = 0
@@ -77,7 +85,10 @@ class Scheduler:
 
     def run(self) -> None:
         """Drain the loop until a ShutdownReq; block in a poll whenever there is nothing to do."""
+        gate = self._gate
         for stop in self.event_loop():
+            if gate is not None and gate.awake:
+                gate.at(stop)
             if stop is Stop.IDLE:
                 self._wait_for_message()
             elif stop is Stop.PROCESSED:
@@ -98,9 +109,13 @@ class Scheduler:
         return not self.intake.shutdown
 
     def progress(self) -> tuple[int, bool]:
-        """For a watchdog on another thread: the turn's number, and whether somebody waits for it to end."""
+        """For a watchdog on another thread: the turn's number, and whether somebody waits for it to end.
+
+        Nobody waits for a turn in which a debugger has parked the loop.
+        """
         state = self.state
-        return state.trace.iteration, bool(state.live) or state.pending_results > 0
+        parked = self._gate is not None and self._gate.parked
+        return state.trace.iteration, not parked and (bool(state.live) or state.pending_results > 0)
 
     def plan(self) -> ScheduleBatch | None:
         batch = self.planner.get_next_batch_to_run()

@@ -31,6 +31,8 @@ from sgviz.messages import (
 from sgviz.messages.generate import new_rid
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.debug_desk import DebugDesk
+from sgviz.tokenizer_manager.engine_time import EngineTime
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
 from sgviz.tokenizer_manager.receive import ResultReceiver
 from sgviz.tokenizer_manager.replies import Replies
@@ -72,9 +74,17 @@ class TokenizerManager:
         self._table = RequestTable(sender=sender, trace=trace, clock=clock)
         self._preparer = Preparer(codec, limits)
         self._builder = OutputBuilder(unix_offset_ns)
-        self._replies = Replies(sender)
+        self._time = EngineTime()
+        self._replies = Replies(sender, self._time)
+        self.debug = DebugDesk(sender, self._replies, self._time)
         self._results = ResultReceiver(
-            receiver=receiver, table=self._table, replies=self._replies, codec=codec, trace=trace, clock=clock
+            receiver=receiver,
+            table=self._table,
+            replies=self._replies,
+            desk=self.debug,
+            codec=codec,
+            trace=trace,
+            clock=clock,
         )
         self._loop_task: asyncio.Task[None] | None = None
         self._refusal: str | None = None
@@ -161,6 +171,7 @@ class TokenizerManager:
         reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
         assert isinstance(reply, GetInternalStateReqOutput)
         reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state)
+        reply.state["parked"] = self.debug.status.parked  # by a debugger: time limits stand still
         return reply
 
     async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> bool:
@@ -171,7 +182,7 @@ class TokenizerManager:
         self._results.message_came.clear()
         self._sender.send(self._probe())
         try:
-            await asyncio.wait_for(self._results.message_came.wait(), timeout)
+            await self._time.wait_for(self._results.message_came.wait(), timeout)
         except TimeoutError:
             return False
         return self._refusal is None
@@ -182,6 +193,7 @@ class TokenizerManager:
         kind = Unavailable.type if status == Unavailable.status else SgvizError.type
         self._table.fail_all(FinishReason(type="abort", message=message, status_code=status, err_type=kind))
         self._replies.fail_all(Unavailable(message))
+        self.debug.fail(Unavailable(message))
         self._results.message_came.set()  # a probe under way need not wait for its time-out
 
     def refuse_new(self, reason: str) -> None:

@@ -17,12 +17,14 @@ from sgviz.events.tracer import Tracer
 from sgviz.messages import (
     AbortReq,
     BatchStrOutput,
+    DebugReqOutput,
     FinishReason,
     FlushCacheReqOutput,
     GetInternalStateReqOutput,
     ToTokenizer,
 )
 from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.debug_desk import DebugDesk
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.state import LogprobEntry, ReqState
 from sgviz.tokenizer_manager.table import RequestTable
@@ -47,6 +49,7 @@ class ResultReceiver:
         receiver: AsyncReceiver[ToTokenizer],
         table: RequestTable,
         replies: Replies,
+        desk: DebugDesk,
         codec: TextCodec,
         trace: Tracer,
         clock: Clock,
@@ -54,6 +57,7 @@ class ResultReceiver:
         self._receiver = receiver
         self._table = table
         self._replies = replies
+        self._desk = desk
         self._codec = codec
         self._trace = trace
         self._clock = clock
@@ -76,6 +80,8 @@ class ResultReceiver:
             self._handle_abort(message)
         elif isinstance(message, FlushCacheReqOutput | GetInternalStateReqOutput):
             self._replies.answer(message)
+        elif isinstance(message, DebugReqOutput):
+            self._desk.take(message)
         # a HealthCheckOutput has done its work by arriving
 
     async def _handle_batch_output(self, batch: BatchStrOutput) -> None:

@@ -11,30 +11,34 @@ import asyncio
 from sgviz.channel import Sender
 from sgviz.errors import SgvizError, Unavailable
 from sgviz.messages import (
+    DebugReq,
+    DebugReqOutput,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
 )
+from sgviz.tokenizer_manager.engine_time import EngineTime
 
-Question = FlushCacheReqInput | GetInternalStateReq
-Reply = FlushCacheReqOutput | GetInternalStateReqOutput
+Question = FlushCacheReqInput | GetInternalStateReq | DebugReq
+Reply = FlushCacheReqOutput | GetInternalStateReqOutput | DebugReqOutput
 
 
 class Replies:
     """Who waits for which answer."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, time: EngineTime) -> None:
         self._sender = sender
+        self._time = time
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
 
     async def ask(self, question: Question, timeout: float) -> Reply:
-        """Send and wait at most `timeout` seconds. Raises Unavailable if no answer came."""
+        """Send and wait at most `timeout` seconds, parked time not counted. Raises Unavailable if no answer came."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[question.id] = future
         try:
             self._sender.send(question)
-            return await asyncio.wait_for(future, timeout)
+            return await self._time.wait_for(future, timeout)
         except TimeoutError:
             name = type(question).__name__
             raise Unavailable(f"the scheduler did not answer {name} within {timeout:g} s") from None

@@ -150,8 +150,8 @@ class MeasuredHost:
 class HostModel:
     """Host work takes these microseconds: a constant a stage and a slope a request (or token).
 
-    The defaults are what this project's own code takes for a decode step on one core of a 2020s server, measured
-    with events on; so two runs with the same arrivals are equal to the nanosecond.
+    Two runs with the same arrivals are equal to the nanosecond. The defaults are set by hand, near what this
+    project's own code takes for a decode step with events on; `benchmarks/overlap.py` shows how near.
 
     Attributes:
         turn_us, turn_per_request_us: taking in messages and planning, by running request.

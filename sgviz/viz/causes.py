@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from sgviz.recording import Cause
 from sgviz.viz.style import Theme
@@ -55,7 +56,7 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
 )
 
 
-def look(cause: Cause, colours: Theme) -> dict[str, object]:
+def look(cause: Cause, colours: Theme) -> dict[str, Any]:
     """Keyword arguments of a bar."""
     meaning, hatch = LOOKS[cause]
     return {

@@ -5,7 +5,10 @@ Imports: recording, viz, matplotlib.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,6 +18,7 @@ from sgviz.viz.run_figure import source_line
 from sgviz.viz.style import Theme, theme
 
 MOST_CAUSES = 10
+Picked = npt.NDArray[np.int64]
 
 
 def diff_figure(found: Diff, *, look: str = "light") -> Figure:
@@ -33,7 +37,7 @@ def diff_figure(found: Diff, *, look: str = "light") -> Figure:
         thousands(ax)
         label(ax, colours, x="time since the run's first event (ms)", y=words)
     title(figure, change, f"{len(found.requests)} requests in both runs", found.a, colours)
-    figure.text(0.012, 0.002, f"b  {source_line(found.b)}", fontsize=7, color=colours.muted)
+    by_cause.set_title(f"b: {source_line(found.b)}", loc="left", fontsize=8, color=colours.muted, pad=8)
     return figure
 
 
@@ -46,7 +50,12 @@ def _draw_changes(ax: Axes, found: Diff, colours: Theme) -> None:
         (table[slower], "alert", "//", "slower in b"),
         (table[~slower], "decode", "", "not slower in b"),
     ):
-        paint = {"color": colours.of(meaning), "hatch": hatch, "edgecolor": colours.ground, "linewidth": 0}
+        paint: dict[str, Any] = {
+            "color": colours.of(meaning),
+            "hatch": hatch,
+            "edgecolor": colours.ground,
+            "linewidth": 0,
+        }
         ax.bar(part.x, part.change_ms, 0.9, label=f"{words}: {len(part)}", **paint)
     for row in table.head(3).itertuples():
         ax.annotate(short(row.rid), (row.x, row.change_ms), fontsize=7, color=colours.text, ha="center")
@@ -70,7 +79,7 @@ def _draw_causes(ax: Axes, causes: list[tuple[str, float]], count: int, colours:
 
 def _draw_curves(kv: Axes, batches: Axes, rec: Recording, words: str, colour: str, line: str) -> None:
     memory, iterations = rec.kv, rec.iterations
-    style = {"color": colour, "linestyle": line, "linewidth": 1.3, "label": words}
+    style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "label": words}
     if len(memory):
         pick = _picked(len(memory))
         used = (memory.protected + memory.private).to_numpy()
@@ -78,12 +87,13 @@ def _draw_curves(kv: Axes, batches: Axes, rec: Recording, words: str, colour: st
     if len(iterations):
         pick = _picked(len(iterations))
         batches.step(
-            iterations.planned_ms.to_numpy()[pick], iterations.batch_size.to_numpy()[pick], where="post", **style
+            iterations.planned_ms.to_numpy()[pick],
+            iterations.batch_size.to_numpy()[pick],
+            where="post",
+            **style,
         )
 
 
-def _picked(count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    picked: np.ndarray[tuple[int], np.dtype[np.int64]] = np.unique(
-        np.linspace(0, count - 1, min(PIXELS, count)).round().astype(np.int64)
-    )
+def _picked(count: int) -> Picked:
+    picked: Picked = np.unique(np.linspace(0, count - 1, min(PIXELS, count)).round().astype(np.int64))
     return picked

@@ -40,7 +40,9 @@ def explain_figure(rec: Recording, rid: str, *, look: str = "light") -> Figure:
     ax.grid(False, axis="y")
     for row, cause in enumerate(causes):
         words = f"{sums[cause] / scale:,.3f} {name}  {sums[cause] / explanation.total_ns:.1%}"
-        ax.text(1.01, row, words, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=colours.text)
+        ax.text(
+            1.01, row, words, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=colours.text
+        )
     label(ax, colours, x=f"time since its arrival ({name})")
     title(figure, ax, f"{short(rid)}: where {width:,.3f} {name} went", rec, colours)
     return figure
@@ -59,4 +61,13 @@ def _draw_row(
             rest = len(part.blockers) - 1
             words = short(part.blockers[0]) + (f" +{rest}" if rest else "")
             box = {"facecolor": colours.ground, "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-            ax.text(left + width / 2, row, words, ha="center", va="center", fontsize=7, color=colours.text, bbox=box)
+            ax.text(
+                left + width / 2,
+                row,
+                words,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color=colours.text,
+                bbox=box,
+            )

@@ -6,6 +6,7 @@ Imports: recording, viz, matplotlib.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -53,12 +54,19 @@ def label(ax: Axes, colours: Theme, *, x: str = "", y: str = "") -> None:
 
 
 def thousands(ax: Axes, axis: str = "y") -> None:
-    (ax.yaxis if axis == "y" else ax.xaxis).set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    (ax.yaxis if axis == "y" else ax.xaxis).set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}")
+    )
 
 
 def legend(ax: Axes, handles: Sequence[Artist] | None, colours: Theme) -> None:
     """Beside the axes, so that it covers no data; None: what the axes have labels for."""
-    where = {"loc": "upper left", "bbox_to_anchor": (1.005, 1.02), "frameon": False, "fontsize": 8}
+    where: dict[str, Any] = {
+        "loc": "upper left",
+        "bbox_to_anchor": (1.005, 1.02),
+        "frameon": False,
+        "fontsize": 8,
+    }
     made = ax.legend(handles=handles, **where) if handles is not None else ax.legend(**where)
     for text in made.get_texts():
         text.set_color(colours.text)

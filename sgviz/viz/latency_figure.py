@@ -22,12 +22,13 @@ MOST_POINTS = 2000
 def inter_token_ms(rec: Recording) -> Floats:
     """[n] ms between the arrivals of a request's neighbouring tokens at the tokenizer manager.
 
-    Tokens that arrived together count 0 but for the first of them. Where nothing arrived there (a scheduler
-    alone), the times of sampling are taken.
+    Tokens that arrived together count 0 but for the first of them. For answers that are not streamed, and where
+    only a scheduler was recorded, the times of sampling are taken.
     """
     table = rec.tokens
-    column = "received_ms" if table.received_ms.notna().any() else "sampled_ms"
-    gaps = table.sort_values(["rid", "index"]).groupby("rid")[column].diff()
+    streamed = {row.rid for row in rec.requests.itertuples() if row.stream}
+    table["at"] = table.received_ms.where(table.rid.isin(streamed), table.sampled_ms).fillna(table.sampled_ms)
+    gaps = table.sort_values(["rid", "index"]).groupby("rid")["at"].diff()
     found: Floats = gaps.dropna().to_numpy(dtype=np.float64)
     return found
 

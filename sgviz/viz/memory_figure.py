@@ -6,6 +6,7 @@ Imports: recording, viz, matplotlib.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,14 +38,19 @@ def kv_figure(rec: Recording, *, look: str = "light") -> Figure:
         layers.append(wide[rest].sum(axis=1))
         labels.append(f"{len(rest)} others")
     figure, (ax,) = panels([3.2], colours)
-    paints = [colours.of("protected" if name == LOCKED else "evictable") for name in tree]
+    paints: list[Any] = [colours.of("protected" if name == LOCKED else "evictable") for name in tree]
     paints += [_shade(colours, number, len(layers) - len(tree)) for number in range(len(layers) - len(tree))]
-    stacks = ax.stackplot(wide.index, layers, colors=paints, step="post", linewidth=0.4, edgecolor=colours.ground)
+    stacks = ax.stackplot(
+        wide.index, layers, colors=paints, step="post", linewidth=0.4, edgecolor=colours.ground
+    )
     for number, stack in enumerate(stacks):
         stack.set_hatch(["", "//", "..", "\\\\", "xx"][number % 5])
     total = rec.fold().state.ledger.total
     ax.axhline(total, color=colours.muted, linewidth=0.8, linestyle="--")
-    handles = [Patch(facecolor=paint, hatch=stack.get_hatch(), label=name) for paint, stack, name in zip(paints, stacks, labels)]
+    handles = [
+        Patch(facecolor=paint, hatch=stack.get_hatch(), label=name)
+        for paint, stack, name in zip(paints, stacks, labels)
+    ]
     legend(ax, handles[::-1], colours)
     thousands(ax)
     label(ax, colours, x="time since the first event (ms)", y="KV tokens")
@@ -129,10 +135,28 @@ def _draw_node(ax: Axes, node: TreeNodeState, start: int, top: int, height: int,
     paint = colours.protected if locked else colours.evictable
     hatch = "" if locked else "//"
     ax.add_patch(
-        Rectangle((start, top + 0.06), node.tokens, height - 0.12, facecolor=paint, edgecolor=colours.ground, hatch=hatch)
+        Rectangle(
+            (start, top + 0.06),
+            node.tokens,
+            height - 0.12,
+            facecolor=paint,
+            edgecolor=colours.ground,
+            hatch=hatch,
+        )
     )
     words = f"{node.node}: {node.tokens}"
     if node.owners:
-        words += " " + ", ".join(short(rid) for rid in node.owners[:2]) + (" …" if len(node.owners) > 2 else "")
+        words += (
+            " " + ", ".join(short(rid) for rid in node.owners[:2]) + (" …" if len(node.owners) > 2 else "")
+        )
     box = {"facecolor": colours.ground, "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-    ax.text(start + 0.3, top + height / 2, words, va="center", fontsize=6.5, color=colours.text, bbox=box, clip_on=True)
+    ax.text(
+        start + 0.3,
+        top + height / 2,
+        words,
+        va="center",
+        fontsize=6.5,
+        color=colours.text,
+        bbox=box,
+        clip_on=True,
+    )

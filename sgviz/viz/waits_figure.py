@@ -43,9 +43,6 @@ def waits_figure(rec: Recording, *, look: str = "light") -> Figure:
         bottom += heights
     grouped = f", in {len(groups)} groups" if len(groups) < len(table) else ""
     label(each, colours, x=f"{len(table)} requests, quickest first{grouped}", y="time in a request (ms)")
-    legend(each, [Patch(label=str(cause), **looks.look(cause, colours)) for cause in causes], colours)  # type: ignore[arg-type]
+    legend(each, [Patch(label=str(cause), **looks.look(cause, colours)) for cause in causes], colours)
     title(figure, sums, "Where the time of the requests went", rec, colours)
     return figure
-
-
-

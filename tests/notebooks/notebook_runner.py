@@ -31,7 +31,13 @@ def execute(path: Path, facts: str, folder: Path) -> tuple[nbformat.NotebookNode
     notebook = nbformat.read(path, as_version=4)
     code = f"import json as _json\nprint({MARK!r} + _json.dumps({facts}))"
     notebook.cells.append(nbformat.v4.new_code_cell(code))
-    client = NotebookClient(notebook, kernel_name=KERNEL, timeout=CELL_TIMEOUT_S, record_timing=False)
+    client = NotebookClient(
+        notebook,
+        kernel_name=KERNEL,
+        timeout=CELL_TIMEOUT_S,
+        record_timing=False,
+        coalesce_streams=True,  # else one print may become two outputs
+    )
     client.create_kernel_manager().kernel_spec_manager = _kernel_specs(folder)
     client.execute(cwd=str(folder))
     last = notebook.cells.pop()

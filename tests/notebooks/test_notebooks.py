@@ -118,8 +118,9 @@ def test_no_cell_fails_and_the_same_cells_speak(one_request: Executed) -> None:
 
 
 def kinds(notebook: nbformat.NotebookNode) -> list[list[str]]:
+    """What each cell gives, whatever it says."""
     return [
-        [kind for output in cell.outputs for kind in sorted(output.get("data", {"text/plain": ""}))]
+        sorted({kind for output in cell.outputs for kind in output.get("data", {"stream": ""})})
         for cell in code_cells(notebook)
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 import pytest
 from random_runs import run
@@ -68,7 +70,7 @@ def test_tokens_are_those_sampled_each_with_its_way() -> None:
     assert (table.groupby("rid").size() == rec.requests.set_index("rid").completion_tokens).all()
     stages = ["sampled_ms", "streamed_ms", "detokenized_ms", "received_ms", "sent_ms"]
     assert table[stages].notna().all().all()
-    for before, after in zip(stages, stages[1:]):
+    for before, after in itertools.pairwise(stages):
         assert (table[before] <= table[after]).all(), (before, after)
     by_rid = table.groupby("rid")
     assert all(list(part["index"]) == list(range(len(part))) for _, part in by_rid)

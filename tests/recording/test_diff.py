@@ -11,7 +11,9 @@ from sgviz.recording import Cause, Recording
 def play(policy: str = "fcfs", **settings: object) -> Recording:
     rig = TimedRig(tokens=256, schedule_policy=policy, max_running_requests=2, **settings)
     for number in range(8):
-        rig.submit(range(number, number + 10 + 3 * number), 6 + 5 * (number % 3), rid=f"r{number}", ignore_eos=True)
+        rig.submit(
+            range(number, number + 10 + 3 * number), 6 + 5 * (number % 3), rid=f"r{number}", ignore_eos=True
+        )
     rig.run()
     return rig.recording()
 
@@ -53,7 +55,9 @@ def test_a_request_that_waits_for_slots_is_slower_for_that_reason() -> None:
 def play_with_one_slot() -> Recording:
     rig = TimedRig(tokens=256, max_running_requests=1)
     for number in range(8):
-        rig.submit(range(number, number + 10 + 3 * number), 6 + 5 * (number % 3), rid=f"r{number}", ignore_eos=True)
+        rig.submit(
+            range(number, number + 10 + 3 * number), 6 + 5 * (number % 3), rid=f"r{number}", ignore_eos=True
+        )
     rig.run()
     return rig.recording()
 

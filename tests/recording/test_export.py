@@ -33,7 +33,11 @@ def rec() -> Recording:
 
 @pytest.fixture(scope="module")
 def pressed() -> Recording:
-    config: dict[str, object] = {"tokens": 192, "chunked_prefill_size": 16, "schedule_conservativeness": 0.001}
+    config: dict[str, object] = {
+        "tokens": 192,
+        "chunked_prefill_size": 16,
+        "schedule_conservativeness": 0.001,
+    }
     return run(config, crowd(3))[0].recording()
 
 
@@ -49,7 +53,11 @@ def read_trace(path: Path) -> Trace:
 def test_perfetto_has_a_slice_a_batch_and_a_track_a_component(rec: Recording, tmp_path: Path) -> None:
     rec.export("perfetto", tmp_path / "run.pftrace")
     trace = read_trace(tmp_path / "run.pftrace")
-    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    names = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
     assert {"http", "tokenizer_manager", "scheduler", "device", "detokenizer"} <= set(names.values())
     assert set(rec.rids) <= set(names.values())
     begins = [p for p in trace.packet if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
@@ -64,7 +72,11 @@ def test_perfetto_has_a_slice_a_batch_and_a_track_a_component(rec: Recording, tm
 def test_perfetto_flows_lead_from_request_to_batch_to_text(rec: Recording, tmp_path: Path) -> None:
     rec.export("perfetto", tmp_path / "run.pftrace")
     trace = read_trace(tmp_path / "run.pftrace")
-    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    names = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
     uuid_of = {name: uuid for uuid, name in names.items()}
     for rid in rec.rids:
         flow = uuid_of[rid]
@@ -80,7 +92,11 @@ def test_perfetto_flows_lead_from_request_to_batch_to_text(rec: Recording, tmp_p
 def test_perfetto_counters_are_the_kv_and_the_queue(rec: Recording, tmp_path: Path) -> None:
     rec.export("perfetto", tmp_path / "run.pftrace")
     trace = read_trace(tmp_path / "run.pftrace")
-    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    names = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
     last: dict[str, int] = {}
     for packet in trace.packet:
         if packet.track_event.type == TrackEvent.TYPE_COUNTER:
@@ -227,5 +243,7 @@ def test_parquet_without_pyarrow_says_what_to_install(rec: Recording, tmp_path: 
         "    print(error)\n"
     )
     code = code.replace("import sgviz\n", "import sgviz, sgviz.errors\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert 'pip install "sgviz[export]"' in done.stdout

@@ -189,3 +189,16 @@ def test_header_stands_before_the_events(tmp_path: Path) -> None:
     assert (tmp_path / "run.sgv").read_bytes().startswith(MAGIC)
     assert read(tmp_path / "run.sgv").header.settings == {"x": 1}
     assert encode_header(Header()).startswith(MAGIC)
+
+
+def test_events_come_back_in_the_order_of_time_component_and_number(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    body = RequestDispatched(rid="r")
+    events = [
+        Event(seq, rng.randrange(40), component, 0, body) for component in ("b", "a", "c") for seq in range(1, 60)
+    ]
+    rng.shuffle(events)
+    write(tmp_path / "run.sgv", StoredRun(Header(), events, [], 0))
+    assert read(tmp_path / "run.sgv").events == sorted(events, key=lambda event: event.sort_key)
+    write(tmp_path / "empty.sgv", StoredRun(Header(), [], [], 0))
+    assert read(tmp_path / "empty.sgv").events == []

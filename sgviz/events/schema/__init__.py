@@ -56,6 +56,7 @@ from sgviz.events.schema.scheduling import (
     BatchProcessed,
     CacheFlushed,
     ChunkCut,
+    LimitsChanged,
     LoopIdle,
     OutputStreamed,
     PolicyFailed,
@@ -75,7 +76,7 @@ AnyBody = Union[  # noqa: UP007
     RequestAborted, QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused, AdmitRepeated,
     ScanStopped,
     ChunkCut, RequestRetracted, BatchPlanned, BatchLaunched, BatchFinished, TokensSampled,
-    BatchProcessed, OutputStreamed, LoopIdle, CacheFlushed, RowTaken, RowReturned, PoolTaken,
+    BatchProcessed, OutputStreamed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken, RowReturned, PoolTaken,
     PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
 ]  # fmt: skip
 
@@ -120,6 +121,7 @@ __all__ = [
     "ChunkSent",
     "EngineConfigured",
     "Event",
+    "LimitsChanged",
     "LoopIdle",
     "OutputReceived",
     "OutputStreamed",

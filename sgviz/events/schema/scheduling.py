@@ -199,6 +199,20 @@ class LoopIdle(Body, frozen=True, tag="loop.idle"):
     kv_protected: int
 
 
+class LimitsChanged(Body, frozen=True, tag="limits.changed"):
+    """A debugger changed limits at a stop; these are now in force (`chunked_prefill_size` -1: prompts are not cut).
+
+    `max_total_num_tokens`: KV tokens of the pool, from which `slots` have just gone for good; `free` remain free.
+    """
+
+    max_running_requests: int
+    chunked_prefill_size: int
+    schedule_policy: str
+    max_total_num_tokens: int
+    slots: bytes
+    free: int
+
+
 class CacheFlushed(Body, frozen=True, tag="cache.flushed"):
     """A flush was asked for. `ok` is False when requests still hold memory; `why` says so."""
 

@@ -124,14 +124,12 @@ class Gate:
     # ------------------------------------------------------------ parking
 
     def at(self, stop: Stop) -> None:
-        """The loop is at a named stop: park if that is wanted."""
-        if not self.awake:
-            return
+        """The loop is at a named stop: park if that is wanted. To be called while `awake`."""
         self._changes.apply()  # those asked for at an event
         session = self._session
-        if session is not None and session.goal is not None and not self._is_expired(session):
-            if session.goal.reached_at(self._state.trace.iteration):
-                self._park(session.goal.why, stop=stop)
+        goal = session.goal if session is not None and not self._is_expired(session) else None
+        if goal is not None and goal.reached_at(self._state.trace.iteration):
+            self._park(goal.why, stop=stop)
         self._changes.apply()
         self.awake = self._session is not None or self._changes.unfinished
 
@@ -204,7 +202,7 @@ class Gate:
                 "another debugger is attached; it must let go first, and counts as gone when it gives no sign of "
                 f"life (in {max(left, 0.0):.1f} s if it gives none from now on)"
             )
-        if not trace.on or isinstance(trace.sink, NullSink):
+        if isinstance(trace.sink, NullSink):
             raise BadRequest("events are switched off, and without them there is nothing to step by")
         lease = round(command.lease_s * NS_PER_S)
         if self._session is None:
@@ -236,7 +234,9 @@ class Gate:
             answer = self._done(message) or DebugReqOutput(id="", status=self.status())
             answer.status = self.status()
         except SgvizError as error:
-            answer = DebugReqOutput(id="", status=self.status(), error=error.message, error_status=error.status)
+            answer = DebugReqOutput(
+                id="", status=self.status(), error=error.message, error_status=error.status
+            )
         answer.id = message.id
         self._to_tokenizer.send(answer)
 

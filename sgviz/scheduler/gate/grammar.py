@@ -134,7 +134,9 @@ def parse(source: str) -> Node:
     if len(source) > MAX_TEXT:
         raise BadRequest(f"a breakpoint has at most {MAX_TEXT} characters, not {len(source)}", param="text")
     if not source.strip():
-        raise BadRequest('a breakpoint must not be empty; for example: refused and reason == "kv"', param="text")
+        raise BadRequest(
+            'a breakpoint must not be empty; for example: refused and reason == "kv"', param="text"
+        )
     return _Parser(source).whole()
 
 
@@ -226,22 +228,22 @@ class _Parser:
         return Compare(op.text, left, self._operand(), op.column)
 
     def _operand(self) -> Node:
-        token = self._now
         if self._take("("):
             return self._bracket()
+        token = self._now
         if token.kind == "end":
             self._fail("something is missing here")
+        if token.kind not in ("name", "text", "number") and token.text not in ("true", "false"):
+            self._fail(f"a name, a text, a number or a bracket is expected, not {token.text!r}")
         self._at += 1
         if token.kind == "name":
             return Name(token.text, token.column)
+        return Literal(self._value(token), token.column)
+
+    def _value(self, token: Token) -> Value:
         if token.kind == "text":
-            return Literal(self._unescaped(token), token.column)
-        if token.kind == "number":
-            return Literal(self._number(token), token.column)
-        if token.text in ("true", "false"):
-            return Literal(token.text == "true", token.column)
-        self._at -= 1
-        self._fail(f"a name, a text, a number or a bracket is expected, not {token.text!r}")
+            return self._unescaped(token)
+        return self._number(token) if token.kind == "number" else token.text == "true"
 
     def _bracket(self) -> Node:
         node = self._expression()

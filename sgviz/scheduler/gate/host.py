@@ -14,7 +14,7 @@ from sgviz.events import Clock, Event
 
 ONLY_THREADS = (
     "a breakpoint given as a Python function works in mode='threads' only: the scheduler is another process; "
-    'write it as a text instead, such as \'refused and reason == "kv"\''
+    "write it as a text instead, such as 'refused and reason == \"kv\"'"
 )
 
 

@@ -58,7 +58,11 @@ class _Compiler:
                 return self._bare(node)
             case Literal():
                 if not isinstance(node.value, bool):
-                    fail(self._source, node.column, f"{node} alone is neither true nor false; compare it with a field")
+                    fail(
+                        self._source,
+                        node.column,
+                        f"{node} alone is neither true nor false; compare it with a field",
+                    )
                 return _constant(node.value)
 
     def _bare(self, node: Name) -> Predicate:
@@ -89,7 +93,11 @@ class _Compiler:
         if isinstance(node, Literal):
             return _value(node.value), frozenset((_sort_of(node.value),))
         if not isinstance(node, Name):
-            fail(self._source, comparison.column, f"{comparison.op} compares names, texts and numbers, no brackets")
+            fail(
+                self._source,
+                comparison.column,
+                f"{comparison.op} compares names, texts and numbers, no brackets",
+            )
         found = self._meaning(node)
         if isinstance(found, KindMeaning):
             what = f"{node.text} is a kind of event and has no value; write: {node.text} and ..."
@@ -112,7 +120,7 @@ class _Compiler:
         for side in (node.left, node.right):
             if isinstance(side, Literal) and side.value not in list(Reason):
                 allowed = ", ".join(Reason)
-                what = f"{side} is no reason{suggest(str(side.value), list(Reason))}; reasons are {allowed}"
+                what = f"{side} is no reason{suggest(str(side.value), [reason.value for reason in Reason])}; reasons are {allowed}"
                 fail(self._source, side.column, what)
 
     def _check_in(self, node: Compare, left: frozenset[Sort], right: frozenset[Sort]) -> None:
@@ -194,7 +202,9 @@ def _holds(op: Callable[[Any, Any], bool], left: Any, right: Any) -> bool:
     if left is None or right is None:
         return False
     left, right = _countable(left), _countable(right)
-    if isinstance(left, str) is not isinstance(right, str) or isinstance(left, bool) is not isinstance(right, bool):
+    if isinstance(left, str) is not isinstance(right, str) or isinstance(left, bool) is not isinstance(
+        right, bool
+    ):
         return False
     return bool(op(left, right))
 

@@ -15,7 +15,9 @@ from sgviz.scheduler.stops import Stop
 
 NS_PER_S = 1_000_000_000
 TOLD_AT_A_STOP = 6  # decisions that a named stop repeats
-_TOLD = frozenset((*DECISIONS, "admit.repeated", "scan.stopped", "chunk.cut", "batch.planned", "request.aborted"))
+_TOLD = frozenset(
+    (*DECISIONS, "admit.repeated", "scan.stopped", "chunk.cut", "batch.planned", "request.aborted")
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +99,7 @@ class Session:
         whys = [point.why() for point in self.breakpoints.values() if point.matches(event)]
         until = self.goal.until if self.goal is not None else None
         if until is not None and until.matches(event):
-            whys.append(until.fault and f"{until.text} {until.fault}" or f"until {until.text}")
+            whys.append((until.fault and f"{until.text} {until.fault}") or f"until {until.text}")
         return "; ".join(whys)
 
     def tell(self, stop: Stop | None, event: Event | None) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""What a parked scheduler shows of itself, as values that no longer change. Imports: batch, cache, messages, scheduler."""
+"""What a parked scheduler shows of itself, as values that no longer change.
+
+Imports: batch, cache, messages, scheduler.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,9 @@ class Viewer:
 
     def _req(self, req: Req, place: str) -> ReqView:
         adder = self._planner.adder
-        admitted = self._planner.is_scanning and adder is not None and any(one is req for one in adder.can_run_list)
+        admitted = (
+            self._planner.is_scanning and adder is not None and any(one is req for one in adder.can_run_list)
+        )
         return ReqView(
             rid=req.rid,
             place=place,
@@ -162,7 +167,9 @@ class Viewer:
         req = self._state.live.get(rid)
         if req is None:
             near = suggest(rid, self._state.live)
-            raise NotFound(f"no request {rid!r} is in the scheduler; {len(self._state.live)} are{near}", param="rid")
+            raise NotFound(
+                f"no request {rid!r} is in the scheduler; {len(self._state.live)} are{near}", param="rid"
+            )
         own = fields_of(req, skip=("kv", "time_stats", "sampling_params"))
         yield TypeView(type="Req", component="scheduler", fields={"place": self._place(req)} | own)
         yield TypeView(type="SamplingParams", component="scheduler", fields=fields_of(req.sampling_params))
@@ -203,7 +210,8 @@ def _batch(place: str, batch: ScheduleBatch) -> BatchView:
 def _member(place: str, batch: ScheduleBatch, at: int) -> dict[str, Any]:
     """A batch as its member `at` sees it; lengths of a past forward are not its own any more."""
     facts: dict[str, Any] = {
-        "place": place, "bid": batch.bid, "forward_mode": batch.forward_mode.value, "reqs": len(batch.reqs), "member": at,
+        "place": place, "bid": batch.bid, "forward_mode": batch.forward_mode.value, "reqs": len(batch.reqs),
+        "member": at,
     }  # fmt: skip
     if len(batch.seq_lens) == len(batch.reqs):
         facts |= {
@@ -220,7 +228,9 @@ def fields_of(value: object, skip: tuple[str, ...] = ()) -> dict[str, Any]:
         names = value.__struct_fields__
     else:
         names = tuple(field.name for field in dataclasses.fields(value))  # type: ignore[arg-type]
-    return {name: _plain(getattr(value, name)) for name in names if name not in skip and not name.startswith("_")}
+    return {
+        name: _plain(getattr(value, name)) for name in names if name not in skip and not name.startswith("_")
+    }
 
 
 def _plain(value: Any) -> Any:

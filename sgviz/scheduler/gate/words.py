@@ -26,13 +26,14 @@ def sentence(event: Event) -> str:
         case schema.AdmitRepeated():
             return f"{body.rid} was refused {body.count} times more ({body.reason}), and that is over"
         case schema.ScanStopped():
-            return f"the scan of the queue stopped at {body.rid} ({body.reason}); {body.behind} behind it were not tried"
+            return f"the scan of the queue stopped at {body.rid} ({body.reason}); {body.behind} behind it wait untried"
         case schema.ChunkCut():
             return f"of {body.rid} the tokens {body.start} to {body.end} (of {body.total}) run in this batch"
         case schema.RequestRetracted():
             return (
                 f"{body.rid} was retracted after {body.output_tokens} output tokens: the next step needs {body.need} "
-                f"KV tokens, {body.have} are to be had; new_token_ratio {body.ratio_before:.3f} -> {body.ratio_after:.3f}"
+                f"KV tokens, {body.have} are to be had; new token ratio "
+                f"{body.ratio_before:.3f} -> {body.ratio_after:.3f}"
             )
         case schema.TreeEvicted():
             return f"tree node {body.node} was evicted: {body.tokens} tokens, last used at step {body.last_access}"
@@ -62,7 +63,7 @@ def _others(event: Event) -> str:
     match body:
         case schema.QueueEntered():
             again = " again" if body.again else ""
-            return f"{body.rid} entered the queue{again} at place {body.position} with {body.prompt_tokens} prompt tokens"
+            return f"{body.rid} entered the queue{again} at place {body.position}, {body.prompt_tokens} prompt tokens"
         case schema.PrefixMatched():
             return f"the tree holds the first {body.tokens} tokens of {body.rid} (at most {body.limit} may be used)"
         case schema.BatchPlanned():
@@ -71,7 +72,7 @@ def _others(event: Event) -> str:
                 f"{sum(body.extend_lens)} new tokens; {body.waiting} wait, {body.kv_free} KV tokens free"
             )
         case schema.TokensSampled():
-            return f"batch {body.bid} gave tokens to {len(body.rids)} requests ({_list(body.rids)})"
+            return f"batch {body.bid} gave tokens to {_list(body.rids)}"
         case schema.BatchProcessed() if body.finished:
             return f"batch {body.bid} is processed; finished: {_list(body.finished)}"
         case schema.RequestAborted():

@@ -1,0 +1,148 @@
+"""One HTML file that tells a whole run: numbers, figures, the slowest requests explained, the audit, the cost.
+
+Self-contained: figures are embedded, there is no script and nothing is fetched. Mirrors what one gathers
+from SGLang's logs, dashboards and profiles after a run.
+
+Imports: events, recording, viz, matplotlib.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import time
+from collections.abc import Callable, Iterable
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sgviz.events import Event, RingSink, Tracer
+from sgviz.events.schema import RequestDispatched
+from sgviz.recording import Recording
+from sgviz.viz.batch_figure import batches_figure
+from sgviz.viz.explain_figure import explain_figure
+from sgviz.viz.latency_figure import inter_token_ms, latency_figure
+from sgviz.viz.memory_figure import kv_figure, tree_figure
+from sgviz.viz.run_figure import run_figure, source_line
+from sgviz.viz.waits_figure import waits_figure
+
+SLOWEST = 5
+SAMPLE_EVENTS = 20_000
+DPI = 110
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; color: #1f2530;
+       background: #fff; }
+h1 { font-size: 1.5em; margin-bottom: 0 } h2 { font-size: 1.15em; margin-top: 2em }
+img { max-width: 100%; height: auto } .note { color: #69707c; font-size: .85em }
+table { border-collapse: collapse; font-size: .85em } td, th { padding: .2em .8em; text-align: right;
+       border-bottom: 1px solid #dfe3e8 } td:first-child, th:first-child { text-align: left }
+pre { font-size: .8em; overflow-x: auto; background: #f6f7f9; padding: .8em } .bad { color: #c01f3f }
+"""
+
+
+def report_html(rec: Recording, *, title: str = "") -> str:
+    """The page as text."""
+    began = time.perf_counter()
+    rec = rec.freeze()
+    parts = [
+        f"<h1>{html.escape(title or rec.source)}</h1>",
+        f'<p class="note">{html.escape(source_line(rec))}</p>',
+        _summary(rec),
+        _audit(rec),
+    ]
+    for words, draw in _figures():
+        parts += [f"<h2>{html.escape(words)}</h2>", _image(draw(rec), words)]
+    parts += list(_slowest(rec))
+    parts.append(_cost(rec, time.perf_counter() - began))
+    body = "\n".join(parts)
+    head = f'<meta charset="utf-8"><title>{html.escape(title or rec.source)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def emit_cost_ns() -> float:
+    """Nanoseconds that one event costs the thread that emits it, measured here and now."""
+    trace = Tracer("measure", RingSink(SAMPLE_EVENTS))
+    body = RequestDispatched(rid="measure")
+    start = time.thread_time_ns()
+    for _ in range(SAMPLE_EVENTS):
+        trace.emit(body)
+    return (time.thread_time_ns() - start) / SAMPLE_EVENTS
+
+
+def _figures() -> Iterable[tuple[str, Callable[[Recording], Figure]]]:
+    yield "The run", run_figure
+    yield "Where the time went", waits_figure
+    yield "Latencies", latency_figure
+    yield "Batches", batches_figure
+    yield "KV memory by owner", kv_figure
+    yield "The radix tree at the end", tree_figure
+
+
+def _image(figure: Figure, words: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(words)}" src="data:image/png;base64,{data}">'
+
+
+def _summary(rec: Recording) -> str:
+    requests, tokens = rec.requests, rec.tokens
+    seconds = (rec.t_end - rec.t0) / 1e9
+    gaps = inter_token_ms(rec)
+    rows = [
+        ("requests", f"{len(requests):,}"),
+        ("output tokens", f"{len(tokens):,}"),
+        ("recorded time", f"{seconds:,.3f} s"),
+        ("output tokens a second", f"{len(tokens) / seconds:,.1f}" if seconds else "-"),
+        ("batches", f"{len(rec.iterations):,}"),
+        ("retractions", f"{int(requests.retractions.sum()):,}"),
+        ("time to first token, median / p99", _pair(requests.ttft_ms.dropna())),
+        ("between tokens, median / p99", _pair(pd.Series(gaps))),
+        ("end to end, median / p99", _pair(requests.e2e_ms.dropna())),
+    ]
+    cells = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows
+    )
+    return f"<table>{cells}</table>"
+
+
+def _pair(values: pd.Series) -> str:
+    return f"{values.quantile(0.5):,.2f} / {values.quantile(0.99):,.2f} ms" if len(values) else "-"
+
+
+def _audit(rec: Recording) -> str:
+    report = rec.audit()
+    style = "note" if report.balanced else "bad"
+    return f'<p class="{style}">audit: {html.escape(str(report)).replace(chr(10), "<br>")}</p>'
+
+
+def _slowest(rec: Recording) -> Iterable[str]:
+    waits = rec.waits.sort_values("total_ms", ascending=False).head(SLOWEST)
+    if waits.empty:
+        return
+    yield f"<h2>The {len(waits)} slowest requests</h2>"
+    for rid in waits.rid:
+        explanation = rec.explain(rid)
+        yield f"<h3>{html.escape(rid)}</h3>"
+        if explanation.parts:
+            yield _image(explain_figure(rec, rid), f"explanation of {rid}")
+        yield f"<details><summary>in words</summary><pre>{html.escape(explanation.text(140))}</pre></details>"
+
+
+def _cost(rec: Recording, spent_s: float) -> str:
+    """What recording cost the run: events, and the price of one on the machine that makes the report."""
+    each, events = emit_cost_ns(), rec.stamped()
+    seconds = (rec.t_end - rec.t0) / 1e9
+    ours = sum(1 for event in events if _of_scheduler(event))
+    share = f"{ours * each / 1e9 / seconds:.2%} of the scheduler's thread" if seconds else "-"
+    words = (
+        f"own cost: {len(events):,} events at {each / 1000:.2f} µs each (measured on the machine that made this page, "
+        f"ring sink only) are {len(events) * each / 1e6:,.1f} ms, in the recorded time {share}; "
+        f"making this page took {spent_s:.1f} s"
+    )
+    return f'<p class="note">{html.escape(words)}</p>'
+
+
+def _of_scheduler(event: Event) -> bool:
+    return event.component == "scheduler"

@@ -1,0 +1,76 @@
+"""explain, diff, export and report on a file: what they print, write and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic import SyntheticRun
+
+from sgviz.__main__ import main
+from sgviz.recording import Recording
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    Recording(SyntheticRun(8, seed=1, total=320, gap_us=2_000).events).save(tmp_path / "run.sgv")
+    return tmp_path / "run.sgv"
+
+
+def test_explain_says_what_python_says(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(path), "req-003", "--figure", str(path.with_suffix(".png"))]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("req-003 took ") and "decode" in out
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert main(["explain", str(path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    assert main(["explain", str(path), "--at", "0"]) == 0
+    assert "nobody waited" in capsys.readouterr().out
+
+
+def test_diff_compares_two_files(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Recording(SyntheticRun(8, seed=1, total=320, gap_us=2_000, decode_us=20_000).events).save(
+        tmp_path / "b.sgv"
+    )
+    assert main(["diff", str(path), str(tmp_path / "b.sgv"), "--figure", str(tmp_path / "d.svg")]) == 0
+    out = capsys.readouterr().out
+    assert "8 requests in both" in out and "largest changes" in out
+    assert "<svg" in (tmp_path / "d.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("to", "made"), [("perfetto", "run.pftrace"), ("otel", "run.otlp.jsonl"), ("csv", "run-csv")]
+)
+def test_export_writes_beside_the_recording(
+    to: str, made: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(path), "--to", to]) == 0
+    assert (path.parent / made).exists() and made in capsys.readouterr().out
+
+
+def test_report_writes_one_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(path)]) == 0
+    assert capsys.readouterr().out.strip() == str(path.with_suffix(".html"))
+    assert "own cost" in path.with_suffix(".html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"", "cut off in its header"), (b"garbage garbage", "not an sgviz recording"), (None, "cannot read")],
+)
+def test_files_that_are_none_give_one_sentence(
+    content: bytes | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.sgv"
+    if content is not None:
+        bad.write_bytes(content)
+    for command in (["explain", str(bad), "x"], ["report", str(bad)], ["diff", str(bad), str(bad)]):
+        assert main(command) == 1
+        err = capsys.readouterr().err
+        assert sentence in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_cut_file_is_read_as_far_as_it_goes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+    assert main(["explain", str(path)]) == 0
+    assert "no whole event" in capsys.readouterr().err
