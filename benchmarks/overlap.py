@@ -17,6 +17,7 @@ from typing import Any
 
 from sgviz.config import Settings
 from sgviz.engine import Engine
+from sgviz.events.schema import BatchFinished
 from sgviz.recording import Recording
 from sgviz.recording.overlap_account import overlap_account
 from sgviz.virtual import Arrival, run_virtual
@@ -27,9 +28,10 @@ def prompts(count: int) -> list[str]:
 
 
 def show(name: str, recording: Recording, tokens: int) -> None:
-    rows = recording.freeze().batches
-    account = overlap_account(recording.stamped()).row()
-    seconds = (rows["finished_ms"].max() - rows["launched_ms"].min()) / 1e3
+    events = recording.freeze().stamped()
+    account = overlap_account(events).row()
+    ran = [event.body for event in events if isinstance(event.body, BatchFinished)]
+    seconds = (max(body.end_ns for body in ran) - min(body.start_ns for body in ran)) / 1e9
     print(
         f"{name:32} host hidden {account['host_hidden_s']:.3f} s, exposed {account['host_exposed_s']:.3f} s "
         f"(hidden {account['hidden_share']:6.1%})  device idle {account['device_idle_share']:6.2%}  "

@@ -30,7 +30,6 @@ from sgviz.cli.bench_report import Result, details_of, join, result_of, table
 from sgviz.cli.options import Parser
 from sgviz.errors import BadRequest, SgvizError, Unavailable
 from sgviz.experiment.progress import shown
-from sgviz.recording import load
 from sgviz.workload import Length, Workload
 
 DATASETS = ("random-ids", "generated-shared-prefix", "trace")
@@ -306,6 +305,8 @@ async def _server_side(
     path = args.recording or told
     if args.no_join or (args.recording is None and not (told and Path(told).is_file())):
         return None
+    from sgviz.recording import load  # with pandas: not everybody who measures a server needs it
+
     await asyncio.sleep(SINK_S)
     found = join(measured, load(path))
     if not found["joined"]:

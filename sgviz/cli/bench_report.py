@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sgviz.cli.bench_answers import Measured
 from sgviz.experiment.stats import most_at_once, most_per_second, spread, tpot
-from sgviz.recording import Recording
+
+if TYPE_CHECKING:
+    from sgviz.recording import Recording
 
 WIDTH, LABEL, VALUE = 50, 40, 10
 MS = 1000.0

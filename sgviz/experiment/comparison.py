@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from sgviz.errors import NotFound, suggest
-from sgviz.experiment.measure import Number, requests_of
+from sgviz.experiment.measures import Number, requests_of
 from sgviz.recording import Recording
 from sgviz.recording.overlap_account import OverlapAccount
 from sgviz.workload import Workload

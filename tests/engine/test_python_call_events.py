@@ -37,7 +37,10 @@ def test_a_journey_starts_at_the_arrival_and_ends_with_the_answer(engine: Engine
     rid = out["meta_info"]["id"]
     request = engine.recording().request(rid)
     journey = [step.type for step in engine.recording().journey(rid)]
-    assert journey[:3] == ["GenerateReqInput", "TokenizedGenerateReqInput", "Req"] and journey[-1] == "BatchStrOutput"
+    assert (
+        journey[:3] == ["GenerateReqInput", "TokenizedGenerateReqInput", "Req"]
+        and journey[-1] == "BatchStrOutput"
+    )
     received = next(body for body in bodies(engine, RequestReceived) if body.rid == rid)
     assert (received.type, received.path, received.chars) == ("GenerateReqInput", "Engine.generate", 11)
     assert (received.stream, received.model) == (False, "tiny-llama")

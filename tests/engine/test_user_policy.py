@@ -43,7 +43,9 @@ def failures(engine: Engine, most_s: float = 5.0) -> list[PolicyFailed]:
     """The policy.failed events; those of another process may still be on their way."""
     deadline = time.monotonic() + most_s
     while True:
-        found = [event.body for event in engine.pipeline.ring.snapshot() if isinstance(event.body, PolicyFailed)]
+        found = [
+            event.body for event in engine.pipeline.ring.snapshot() if isinstance(event.body, PolicyFailed)
+        ]
         if found or time.monotonic() > deadline:
             return found
         time.sleep(0.02)
@@ -79,12 +81,12 @@ def test_a_module_in_the_working_directory_is_found_in_both_modes(
             assert order_of_runs(engine) == ["first", "short", "middle", "long"]
 
 
-FAULTY = '''
+FAULTY = """
 class {name}:
     name = "faulty"
     def order(self, waiting, view):
         {body}
-'''
+"""
 FAULTS = {
     "Raises": ("raise ZeroDivisionError('of no use')", "raised ZeroDivisionError: of no use"),
     "Drops": ("return waiting[:-1]", "dropped 'short'"),
@@ -94,7 +96,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_faulty_policy_is_reported_and_all_run_in_order_of_arrival(tmp_path: Path, name: str, mode: Mode) -> None:
+def test_a_faulty_policy_is_reported_and_all_run_in_order_of_arrival(
+    tmp_path: Path, name: str, mode: Mode
+) -> None:
     body, fault = FAULTS[name]
     file = tmp_path / "faulty.py"
     # at fault only when all three wait, and backwards before: arrival counts, not what an earlier plan left
@@ -120,7 +124,7 @@ BROKEN = {
     "good.py:Orderless": "no method order",
     "wrong.py:Policy": "running wrong.py raised SyntaxError",
 }
-GOOD = '''
+GOOD = """
 text = "no class"
 class Nearby:
     name = "nearby"
@@ -131,7 +135,7 @@ class Nameless:
     def order(self, waiting, view): return waiting
 class Orderless:
     name = "orderless"
-'''
+"""
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -166,7 +170,9 @@ def test_objects_that_are_no_policy_are_refused() -> None:
 def test_an_edited_file_takes_effect_with_the_next_engine(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     for name in ("one", "another"):
-        file.write_text(f"class P:\n    name = {name!r}\n    def order(self, waiting, view): return waiting\n")
+        file.write_text(
+            f"class P:\n    name = {name!r}\n    def order(self, waiting, view): return waiting\n"
+        )
         assert make_policy(f"{file}:P", 0).name == name
 
 

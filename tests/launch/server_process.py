@@ -81,7 +81,11 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        children = [] if self.process.poll() is not None else psutil.Process(self.process.pid).children(recursive=True)
+        children = (
+            []
+            if self.process.poll() is not None
+            else psutil.Process(self.process.pid).children(recursive=True)
+        )
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()

@@ -23,7 +23,7 @@ from sgviz.launch.processes import describe_exit
 from sgviz.serving.context import ServerState
 
 # what an exception handler for Exception does not catch: a fault of the loop itself
-RAISING = '''
+RAISING = """
 class Catastrophe(BaseException): ...
 class Policy:
     name = "raising"
@@ -31,8 +31,8 @@ class Policy:
         if any(len(req.origin_input_ids) == 66 for req in waiting):
             raise Catastrophe("the loop cannot go on")
         return waiting
-'''
-ENDLESS = '''
+"""
+ENDLESS = """
 import os, time
 class Policy:
     name = "endless"
@@ -40,7 +40,7 @@ class Policy:
         while any(len(req.origin_input_ids) == 66 for req in waiting) and os.path.exists(__file__):
             time.sleep(0.01)
         return waiting
-'''
+"""
 FATAL = {"input_ids": [5] * 66, "sampling_params": {"max_new_tokens": 3}}
 LONG = {"input_ids": [7] * 5, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
 MOCK = ("--device", "mock", "--mock-step-ms", "10")
@@ -83,7 +83,9 @@ def starting_children(server: ServerProcess) -> list[psutil.Process]:
 
 CASES = [
     pytest.param(RAISING, [], "exit code 1: Catastrophe: the loop cannot go on", id="raises"),
-    pytest.param(ENDLESS, ["--watchdog-timeout", "0.5"], "exit code 4, ended by its watchdog: no progress", id="stuck"),
+    pytest.param(
+        ENDLESS, ["--watchdog-timeout", "0.5"], "exit code 4, ended by its watchdog: no progress", id="stuck"
+    ),
 ]
 
 
@@ -172,7 +174,10 @@ def test_a_child_that_hangs_at_its_start_is_an_error_in_time(which: int) -> None
         children[which].send_signal(signal.SIGSTOP)
         assert server.wait(60) == 1
         component = ("scheduler", "detokenizer")[which]
-        assert f"the {component} process (pid {children[which].pid}) did not get ready within 4 s" in server.text()
+        assert (
+            f"the {component} process (pid {children[which].pid}) did not get ready within 4 s"
+            in server.text()
+        )
         assert "startup_timeout" in server.text() and "Traceback" not in server.text()
         assert gone(children) and server.leftovers() == []
 

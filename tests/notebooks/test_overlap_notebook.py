@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import psutil
 import pytest
 from notebook_runner import execute

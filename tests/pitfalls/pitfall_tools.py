@@ -21,6 +21,7 @@ from sgviz.events.schema import Body
 MODEL = "tiny-llama"
 VOCAB = 312
 PATIENCE_S = 20.0
+TOLERANCE = 1e-4  # float32 sums in batches of other sizes
 Json = dict[str, Any]
 
 
@@ -142,6 +143,17 @@ def folded(chunks: list[Json]) -> dict[int, Choice]:
             choice.finishes += part["finish_reason"] is not None
             choice.finish = part["finish_reason"] or choice.finish
     return dict(choices)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal, but for the rounding of numbers: a cached prompt is computed in other pieces than a fresh one."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) < TOLERANCE
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
 
 
 def opened(url: str, path: str, body: Json) -> socket.socket:

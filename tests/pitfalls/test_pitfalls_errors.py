@@ -115,7 +115,9 @@ def test_a_malformed_body_is_400(server: Served, path: str, kind: str) -> None:
 
 def test_a_wrong_content_type_method_or_path(server: Served) -> None:
     """Also the errors before the body have the one shape. sgl-project/sglang#7487"""
-    form = server.http.post(CHAT, content=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"})
+    form = server.http.post(
+        CHAT, content=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"}
+    )
     assert "application/json" in error_of(form, 400)["message"]
     assert "POST" in error_of(server.http.get(CHAT), 405)["message"]
     assert "/v1/nothing" in error_of(server.post("/v1/nothing", {}), 404)["message"]
@@ -139,7 +141,9 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", OUT_OF_RANGE, ids=str)
-def test_a_sampling_value_that_is_not_allowed_is_an_immediate_400(server: Served, wrong: dict[str, Any]) -> None:
+def test_a_sampling_value_that_is_not_allowed_is_an_immediate_400(
+    server: Served, wrong: dict[str, Any]
+) -> None:
     """NaN, infinite, out of range or absurdly large: 400 in strict JSON, before anything runs.
     sgl-project/sglang#28153, raullenchai/Rapid-MLX#740, sgl-project/sglang#37202
     """

@@ -27,7 +27,11 @@ STEPS = 20  # forwards that may pass until the work for a departed client has st
 def slow() -> Iterator[Served]:
     """A pipeline whose forward takes 20 ms, with prompts cut into pieces of 16 tokens and two running slots."""
     with serving(
-        device="mock", mock_step_ms=20.0, chunked_prefill_size=16, max_running_requests=2, max_total_tokens=4096
+        device="mock",
+        mock_step_ms=20.0,
+        chunked_prefill_size=16,
+        max_running_requests=2,
+        max_total_tokens=4096,
     ) as served:
         yield served
         served.assert_empty()
@@ -49,7 +53,9 @@ def native(rid: str, prompt: list[int] | str = "x", **params: Any) -> dict[str, 
         ("/v1/completions", {"prompt": ["x", "y"]}),
     ],
 )
-def test_a_client_that_leaves_stops_all_its_samples(slow: Served, path: str, more: dict, stream: bool) -> None:
+def test_a_client_that_leaves_stops_all_its_samples(
+    slow: Served, path: str, more: dict, stream: bool
+) -> None:
     """All samples stop within a few steps, and their KV comes back exactly once. sgl-project/sglang#36333,
     sgl-project/sglang#35255, vllm-project/vllm#32439
     """
@@ -71,7 +77,9 @@ def test_a_normal_end_triggers_no_abort(server: Served) -> None:
     before = len(server.events_of(RequestAborted))
     for stream in (False, True):
         for path in ("/v1/completions", "/generate"):
-            body = {"prompt": "x"} if path != NATIVE else {"text": "x", "sampling_params": {"max_new_tokens": 5}}
+            body = (
+                {"prompt": "x"} if path != NATIVE else {"text": "x", "sampling_params": {"max_new_tokens": 5}}
+            )
             with httpx.Client(base_url=server.url) as client:
                 assert client.post(path, json={**body, "stream": stream}).status_code == 200
     server.until_idle()
@@ -88,7 +96,9 @@ def test_a_waiting_request_that_is_aborted_is_answered_at_once_and_never_prefill
     """An immediate final reply without any prefill, and no effect on others. sgl-project/sglang#6855,
     sgl-project/sglang#6931
     """
-    running = [Background(lambda i=i: slow.generate([i + 4] * 5, params={"max_new_tokens": 80})) for i in range(2)]
+    running = [
+        Background(lambda i=i: slow.generate([i + 4] * 5, params={"max_new_tokens": 80})) for i in range(2)
+    ]
     slow.until(num_running_reqs=2)
     waiting = Background(lambda: slow.post(NATIVE, {**native("waits"), "stream": stream}))
     slow.until(num_waiting_reqs=1)

@@ -63,7 +63,9 @@ def test_with_little_memory_no_node_in_use_is_evicted_and_each_lock_is_released_
     prompts, params = workload(1, 40)
     with make_engine(max_total_tokens=240, event_loop=loop) as engine:
         for _ in range(2):
-            left = engine.stream_sync(input_ids=prompts, sampling_params=[{**p, "max_new_tokens": 60} for p in params])
+            left = engine.stream_sync(
+                input_ids=prompts, sampling_params=[{**p, "max_new_tokens": 60} for p in params]
+            )
             for _ in range(40):
                 next(left)
             left.close()

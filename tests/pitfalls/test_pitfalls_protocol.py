@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from pitfall_tools import MODEL, VOCAB, Served, folded
+from pitfall_tools import MODEL, VOCAB, Served, alike, folded
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GREEDY = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "model": MODEL}
@@ -15,13 +15,18 @@ FREE = {"temperature": 1.5, "ignore_eos": True, "model": MODEL}
 
 def body(path: str, **more: Any) -> dict[str, Any]:
     prompt = (
-        {"messages": [{"role": "user", "content": "hello"}]} if path == CHAT else {"prompt": "Once upon a time"}
+        {"messages": [{"role": "user", "content": "hello"}]}
+        if path == CHAT
+        else {"prompt": "Once upon a time"}
     )
     return {**GREEDY, **prompt, **more}
 
 
 def texts(answer: dict[str, Any]) -> list[str]:
-    return [choice["message"]["content"] if "message" in choice else choice["text"] for choice in answer["choices"]]
+    return [
+        choice["message"]["content"] if "message" in choice else choice["text"]
+        for choice in answer["choices"]
+    ]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
@@ -96,12 +101,21 @@ def test_a_character_of_several_tokens_is_sent_whole(server: Served, interval: i
     decode = server.engine.pipeline.tokenizer.decode
     foreign = 0
     for seed in range(12):
-        params = {"temperature": 1.5, "max_new_tokens": 80, "sampling_seed": seed, "stream_interval": interval}
+        params = {
+            "temperature": 1.5,
+            "max_new_tokens": 80,
+            "sampling_seed": seed,
+            "stream_interval": interval,
+        }
         whole = server.generate("some words", params=params)
-        pieces = server.chunks("/generate", {"text": "some words", "sampling_params": {**params, "ignore_eos": True}})
+        pieces = server.chunks(
+            "/generate", {"text": "some words", "sampling_params": {**params, "ignore_eos": True}}
+        )
         assert pieces[-1]["output_ids"] == whole["output_ids"] and pieces[-1]["text"] == whole["text"]
         assert whole["text"] == decode(whole["output_ids"])
-        assert all(later["text"].startswith(piece["text"]) for piece, later in zip(pieces, pieces[1:], strict=False))
+        assert all(
+            later["text"].startswith(piece["text"]) for piece, later in zip(pieces, pieces[1:], strict=False)
+        )
         foreign += sum(ord(char) > 127 and char != "\ufffd" for char in whole["text"])
     assert foreign > 5, "no answer held a character of several tokens"
 
@@ -124,7 +138,9 @@ def test_an_answer_starts_where_the_prompt_ends(server: Served, stream: bool) ->
         params = {"max_new_tokens": 1, "logit_bias": {str(forced): 100}, "temperature": 0}
         asked = {"input_ids": prompt, "sampling_params": params}
         text = (
-            server.chunks("/generate", asked)[-1]["text"] if stream else server.post("/generate", asked).json()["text"]
+            server.chunks("/generate", asked)[-1]["text"]
+            if stream
+            else server.post("/generate", asked).json()["text"]
         )
         assert text == expected
     assert expected.startswith(" ")
@@ -205,13 +221,13 @@ def test_streamed_logprobs_are_the_unstreamed_ones(server: Served, path: str, in
     parts = [part for chunk in chunks for choice in chunk["choices"] if (part := choice["logprobs"])]
     if path == CHAT:
         entries = [entry for part in parts for entry in part["content"]]
-        assert entries == whole["content"] and len(entries) == 21
+        assert alike(entries, whole["content"]) and len(entries) == 21
         for entry in entries:
             assert len(entry["top_logprobs"]) == 3
             assert entry["logprob"] <= entry["top_logprobs"][0]["logprob"] + 1e-4
     else:
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert [item for part in parts for item in part[name]] == whole[name]
+            assert alike([item for part in parts for item in part[name]], whole[name])
             assert len(whole[name]) == 21
     assert len(parts) == (21 if interval == 1 else 5)
 
@@ -229,7 +245,11 @@ def test_logit_bias_is_checked_and_acts_on_its_own_request_only(server: Served) 
     alone = [server.generate(ids, params={"max_new_tokens": 10 + 3 * i}) for i, ids in enumerate(prompts)]
     biases = {2: 77, 5: 201}
     params = [
-        {**greedy, "max_new_tokens": 10 + 3 * i, **({"logit_bias": {str(biases[i]): 100}} if i in biases else {})}
+        {
+            **greedy,
+            "max_new_tokens": 10 + 3 * i,
+            **({"logit_bias": {str(biases[i]): 100}} if i in biases else {}),
+        }
         for i in range(len(prompts))
     ]
     together = server.post("/generate", {"input_ids": prompts, "sampling_params": params}).json()

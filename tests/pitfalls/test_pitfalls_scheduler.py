@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from workloads import Answer, assert_books_balance, assert_same, bodies, make_engine, run, run_streamed, workload
+from workloads import (
+    Answer,
+    assert_books_balance,
+    assert_same,
+    bodies,
+    make_engine,
+    run,
+    run_streamed,
+    workload,
+)
 
 from sgviz.events.schema import BatchPlanned, ChunkCut, RequestRetracted
 

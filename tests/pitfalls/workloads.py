@@ -30,7 +30,9 @@ def make_engine(**settings: Any) -> Engine:
     return Engine("tiny-llama", **{"torch_threads": 1, "max_total_tokens": 8192, **settings})
 
 
-def workload(seed: int, count: int, *, longest: int = 60, tokens: int = 24) -> tuple[list[list[int]], list[dict]]:
+def workload(
+    seed: int, count: int, *, longest: int = 60, tokens: int = 24
+) -> tuple[list[list[int]], list[dict]]:
     """Prompts of 1 to `longest` + 20 ids, half of them with a common head, and their sampling: greedy and seeded."""
     chance = random.Random(seed)
     heads = [[chance.randrange(4, VOCAB) for _ in range(longest)] for _ in range(3)]
@@ -38,8 +40,14 @@ def workload(seed: int, count: int, *, longest: int = 60, tokens: int = 24) -> t
     for number in range(count):
         head = chance.choice(heads)[: chance.randrange(longest + 1)] if number % 2 else []
         prompts.append(head + [chance.randrange(4, VOCAB) for _ in range(chance.randrange(1, 21))])
-        sampled = {"temperature": 0.9, "sampling_seed": number, "top_k": 40} if number % 3 == 0 else {"temperature": 0}
-        params.append({"max_new_tokens": chance.randrange(1, tokens + 1), "ignore_eos": number % 4 > 0, **sampled})
+        sampled = (
+            {"temperature": 0.9, "sampling_seed": number, "top_k": 40}
+            if number % 3 == 0
+            else {"temperature": 0}
+        )
+        params.append(
+            {"max_new_tokens": chance.randrange(1, tokens + 1), "ignore_eos": number % 4 > 0, **sampled}
+        )
     return prompts, params
 
 

@@ -16,8 +16,8 @@ from sgviz.engine import Engine, Mode
 from sgviz.errors import BadRequest, ConfigError, SgvizError, suggest
 from sgviz.events.schema import BatchProcessed, Event, RequestFinished
 from sgviz.experiment.comparison import Comparison, Run
-from sgviz.experiment.drive import Answer, drive
-from sgviz.experiment.measure import measure
+from sgviz.experiment.load_generator import Answer, drive
+from sgviz.experiment.measures import measure
 from sgviz.experiment.progress import shown
 from sgviz.experiment.virtual_clients import Host, run_in_virtual_time
 from sgviz.recording import Recording
