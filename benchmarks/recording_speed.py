@@ -5,6 +5,7 @@ numbers, sequence numbers and times of their own; each piece ends with an empty 
 of this process, and wall seconds beside them: other work on the machine moves only the latter.
 
     python benchmarks/recording_speed.py --events 1000000
+    python benchmarks/recording_speed.py --trace TRACE.csv    # explain 500 requests of a trace, simulated
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from pathlib import Path
 import msgspec
 
 import sgviz
+from sgviz.config import Settings
 from sgviz.events import Event
 from sgviz.recording import Recording
 from sgviz.recording.fold import Folded
+from sgviz.virtual import run_virtual
 
 
 def base_run(requests: int) -> list[Event]:
     """Events of a run with chunks, shared prefixes and evictions, from an empty to an empty cache."""
     settings = {"max_total_tokens": 4096, "chunked_prefill_size": 256, "mock_step_ms": 0.0}
     with sgviz.Engine("tiny-llama", device="mock", **settings) as engine:
-        prompts = [f"{'shared beginning ' * (n % 5)} prompt number {n} " * (1 + n % 4) for n in range(requests)]
+        prompts = [
+            f"{'shared beginning ' * (n % 5)} prompt number {n} " * (1 + n % 4) for n in range(requests)
+        ]
         engine.generate(prompts, sampling_params={"max_new_tokens": 40})
         while not engine.flush_cache():
             pass
@@ -101,11 +106,32 @@ def jumps(rec: Recording, count: int) -> str:
     return f"{statistics.median(spent):.1f} ms median, {max(spent):.1f} ms worst CPU of {count} jumps"
 
 
+def explain_trace(path: str, requests: int) -> None:
+    """Explain every request of a trace that ran through the whole engine on a simulated device."""
+    from virtual_time import from_trace
+
+    settings = Settings.build(device="sim:h100-sxm", sim_model="llama-3-8b")
+    rec = run_virtual(settings, from_trace(path, requests), host="modelled").recording
+    rec._folded = timed("fold", lambda: _folded(rec))  # type: ignore[assignment]
+    found = timed(f"explain {requests} requests", lambda: [rec.explain(rid) for rid in rec.rids])
+    assert isinstance(found, list)
+    exact = all(sum(part.duration_ns for part in each.parts) == each.total_ns for each in found)
+    worst = max(each.unexplained_ns / each.total_ns for each in found)
+    parts = sum(len(each.parts) for each in found)
+    print(
+        f"{len(rec):,} events, {parts:,} intervals, every sum exact: {exact}, unexplained at most {worst:.3%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--requests", type=int, default=600, help="requests in the run that is repeated")
+    parser.add_argument("--trace", metavar="CSV", help="explain 500 requests of this trace instead")
     args = parser.parse_args()
+    if args.trace:
+        explain_trace(args.trace, 500)
+        return
     events = base_run(args.requests)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.sgv"

@@ -18,6 +18,7 @@ _LAZY = {
     "Engine": ("sgviz.engine", "Engine"),
     "Recording": ("sgviz.recording", "Recording"),
     "experiment": ("sgviz.experiment", None),
+    "connect": ("sgviz.recording.remote", "connect"),
     "load": ("sgviz.recording", "load"),
     "viz": ("sgviz.viz", None),
     "workload": ("sgviz.workload", None),

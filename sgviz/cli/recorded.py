@@ -9,6 +9,22 @@ from sgviz.cli.options import Parser
 from sgviz.recording import Recording, load
 
 
+MANY = 100_000  # fewer events are there at once
+
+
+class _Shown:
+    """Progress in one line of the terminal, for recordings that take a while."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, stage: str, done: int, of: int) -> None:
+        words = f"{stage} {done / max(1, of):.0%} of {of:,} events"
+        if of >= MANY and words != self._last:
+            self._last = words
+            print(f"\r{words}", end="\n" if done >= of else "", file=sys.stderr, flush=True)
+
+
 def parser(name: str, description: str) -> Parser:
     return Parser(prog=f"sgviz {name}", description=description)
 
@@ -19,7 +35,7 @@ def add_run(made: argparse.ArgumentParser, name: str = "run", what: str = "a rec
 
 def opened(path: str) -> Recording:
     """The recording; SgvizError with one sentence if it cannot be read. A cut tail is told on the way."""
-    rec = load(path)
+    rec = load(path, _Shown() if sys.stderr.isatty() else None)
     if rec.truncated:
         print(
             f"{path}: the last {rec.truncated:,} bytes are no whole event and are left out", file=sys.stderr

@@ -119,10 +119,8 @@ class Debugger:
 
     def pause(self, *, timeout: float | None = None) -> Where:
         """Park at the next stop of the loop; where it is parked already, stay."""
-        status = self.status
-        if status.parked and status.where is not None:
-            return status.where
-        return self._stopped(self._ask(Pause()).status.stop_no, timeout)
+        status = self._ask(Pause()).status
+        return self._stopped(status.stop_no - status.parked, timeout)
 
     def wait(self, *, timeout: float | None = None) -> Where:
         """Wait until it is parked; returns at once if it is."""

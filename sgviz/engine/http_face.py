@@ -5,6 +5,7 @@ Imports: launch, serving, model (facts only).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -16,6 +17,8 @@ from sgviz.debugger import debug_mount
 from sgviz.errors import ConfigError, from_status
 from sgviz.launch.pipeline import Pipeline
 from sgviz.model.model_config import read_json
+from sgviz.observe import observe_mount
+from sgviz.recording import Recording
 from sgviz.serving.app import create_app
 from sgviz.serving.context import Keys, ModelFacts, ServingContext
 from sgviz.serving.server import ServerHandle
@@ -51,8 +54,9 @@ class Server:
 class HttpFace:
     """Makes apps for one pipeline and keeps what must be closed with it. All in the engine's loop."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, recording: Callable[[], Recording]) -> None:
         self._pipeline = pipeline
+        self._recording = recording
         self._settings: Settings = pipeline.settings
         self._servers: list[ServerHandle] = []
         self._app: FastAPI | None = None
@@ -109,8 +113,11 @@ class HttpFace:
             keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
-            mounts=[debug_mount(pipeline.manager)] if serve.enable_debugger else [],
+            mounts=[self._observe(), *([debug_mount(pipeline.manager)] if serve.enable_debugger else [])],
         )
+
+    def _observe(self) -> Callable[[FastAPI], None]:
+        return observe_mount(self._pipeline.ring, self._recording, self._settings.served_model_name)
 
     def _facts(self) -> ModelFacts:
         info, model = self._pipeline.infos["scheduler"], self._settings.model

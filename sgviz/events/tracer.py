@@ -8,6 +8,7 @@ Imports: `events` only.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -150,6 +151,22 @@ class RingSink:
             events = list(self._events)
         events.sort(key=lambda event: event.sort_key)
         return events
+
+    def since(self, seen: int, most: int | None = None) -> tuple[int, list[Event]]:
+        """Events in the order of arrival, from number `seen` on, at most `most`; and how many came before them.
+
+        More came before than `seen` when some fell out of the ring meanwhile.
+        """
+        with self._lock:
+            first = max(seen, self.total - len(self._events))
+            end = self.total if most is None else min(self.total, first + most)
+            if end <= first:
+                return first, []
+            skip = first - (self.total - len(self._events))
+            if skip > len(self._events) // 2:  # a deque is walked from its nearer end
+                tail = itertools.islice(reversed(self._events), self.total - first)
+                return first, list(tail)[::-1][: end - first]
+            return first, list(itertools.islice(self._events, skip, skip + end - first))
 
     def subscribe(self, follower: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
         """Call `follower` with every later batch of events; the returned function ends it."""

@@ -324,6 +324,8 @@ class Pipeline:
         child.stop(CHILD_STOP_S) if orderly else child.kill()
 
     def _end_threads(self, children: list[ChildThread]) -> None:
+        for child in children:
+            child.leave()
         if self.status.state is not ServerState.STOPPING:
             self._tell_threads_to_leave()
         for child in children:

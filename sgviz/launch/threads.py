@@ -37,6 +37,7 @@ class ChildThread:
         self.component = component
         self._outcomes = outcomes
         self._on_death: OnDeath | None = None
+        self._leave = threading.Event()
         context = replace(context, give_up=self._stuck)
         self._thread = threading.Thread(
             target=self._run, args=(context,), name=f"sgviz-{component}", daemon=True
@@ -46,7 +47,7 @@ class ChildThread:
     def _run(self, context: Context) -> None:
         why = "its loop ended"
         try:
-            COMPONENTS[self.component](context, lambda info: self._outcomes.put((self.component, info)))
+            COMPONENTS[self.component](context, self._ready)
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             self._outcomes.put((self.component, error))
@@ -55,6 +56,11 @@ class ChildThread:
                 log.critical("%s died", self.component, exc_info=True)
         if self._on_death is not None:
             self._on_death(self.component, why)
+
+    def _ready(self, info: InitInfo) -> None:
+        if self._leave.is_set():
+            raise StartupError("the engine was given up while this component was starting")
+        self._outcomes.put((self.component, info))
 
     def _stuck(self, why: str) -> None:
         """A thread cannot be ended from outside: say where all are, and let the engine be given up."""
@@ -65,6 +71,10 @@ class ChildThread:
     def watch(self, on_death: OnDeath) -> None:
         """Call `on_death(component, why)` when the thread leaves its loop or is stuck in it."""
         self._on_death = on_death
+
+    def leave(self) -> None:
+        """A thread that is still starting ends as soon as it has loaded; it hears no message before that."""
+        self._leave.set()
 
     def stop(self, timeout: float) -> bool:
         """Wait for the thread to leave its loop; says whether it did."""

@@ -27,20 +27,25 @@ from sgviz.recording.journey import TypeStep, journey
 from sgviz.recording.moment import Moment, moment
 from sgviz.recording.requests import RequestState
 from sgviz.recording.source import Source
-from sgviz.recording.store import read
+from sgviz.recording.store import Progress, read
 from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
 
 
-def load(path: str | os.PathLike[str]) -> Recording:
+def load(path: str | os.PathLike[str], progress: Progress | None = None) -> Recording:
     """Open a `.sgv` file. A tail cut by a crash is left out (see `Recording.truncated`).
+
+    Args:
+        progress: told `(stage, done, of)` while it loads, and later while it folds.
 
     Raises:
         SgvizError: no such file, not a recording, header cut off, or written by a newer schema.
     """
-    run = read(path)
-    return Recording(
+    run = read(path, progress)
+    rec = Recording(
         run.events, run.header, unknown=run.unknown, truncated=run.truncated, source=os.path.basename(path)
     )
+    rec.progress = progress
+    return rec
 
 
 class Recording(Source):

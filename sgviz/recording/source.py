@@ -18,7 +18,10 @@ from sgviz.recording.engine_fold import Difference
 from sgviz.recording.explain import Explainer
 from sgviz.recording.fold import Folded, State
 from sgviz.recording.requests import RequestState
-from sgviz.recording.store import ClockAnchor, Header, StoredRun, UnknownEvent, write
+from sgviz.recording.store import ClockAnchor, Header, Progress, StoredRun, UnknownEvent, write
+
+
+PIECE = 65_536  # events folded between two words of progress
 
 
 class Source:
@@ -49,6 +52,7 @@ class Source:
         self._total: Callable[[], int] | None = None
         self._lost: Callable[[], int] | None = None
         self._seen = -1
+        self.progress: Progress | None = None
         self._folded: Folded | None = None
         self._explainer: Explainer | None = None
         self._tables: dict[str, pd.DataFrame] = {}
@@ -167,8 +171,17 @@ class Source:
 
     def _fold(self) -> Folded:
         if self._folded is None:
-            self._folded = Folded(self.header.configured).extend(self._events)
+            self._folded = self._fold_all()
         return self._folded
+
+    def _fold_all(self) -> Folded:
+        """From the beginning, in pieces between which progress is told."""
+        folded, total = Folded(self.header.configured), len(self._events)
+        for start in range(0, total, PIECE):
+            folded.extend(self._events[start : start + PIECE])
+            if self.progress is not None:
+                self.progress("fold", min(start + PIECE, total), total)
+        return folded
 
     @property
     def _state(self) -> State:

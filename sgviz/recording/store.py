@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -37,6 +37,7 @@ _BY_TIME = attrgetter("t", "component", "seq")
 _TIME = attrgetter("t")
 
 Setting = str | int | float | bool | None
+Progress = Callable[[str, int, int], None]  # stage, done, of
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +157,7 @@ def opened(path: Path) -> BinaryIO:
 # ---------------------------------------------------------------- reading
 
 
-def read(path: str | os.PathLike[str]) -> StoredRun:
+def read(path: str | os.PathLike[str], progress: Progress | None = None) -> StoredRun:
     """Read a `.sgv` file; a cut or damaged tail is left out and its size given in `truncated`.
 
     Raises:
@@ -170,7 +171,7 @@ def read(path: str | os.PathLike[str]) -> StoredRun:
     header, start = _read_header(data, name)
     with _no_gc():
         frames = _frames(data, start)
-        events, unknown, whole = _decode(frames)
+        events, unknown, whole = _decode(frames, progress)
         end = start + sum(len(frame) + _LENGTH.size for frame in frames[:whole])
         events = _by_time(events)
         unknown.sort(key=_BY_TIME)
@@ -227,12 +228,16 @@ def _frames(data: bytes, start: int) -> list[memoryview]:
     return out
 
 
-def _decode(frames: Sequence[memoryview]) -> tuple[list[Event], list[UnknownEvent], int]:
+def _decode(
+    frames: Sequence[memoryview], progress: Progress | None = None
+) -> tuple[list[Event], list[UnknownEvent], int]:
     """Known events, unknown ones, and how many frames were sound (the first damaged one ends the file)."""
     decode = msgspec.msgpack.Decoder(list[Event]).decode
     events: list[Event] = []
     unknown: list[UnknownEvent] = []
     for start in range(0, len(frames), _CHUNK):
+        if progress is not None:
+            progress("load", start, len(frames))
         chunk = frames[start : start + _CHUNK]
         try:
             events += decode(_ARRAY32.pack(b"\xdd", len(chunk)) + b"".join(chunk))

@@ -10,11 +10,11 @@ from sgviz.engine import Engine
 from sgviz.events import Event
 from sgviz.scheduler.policy import LongestPrefixMatch
 
-GREEDY = {"temperature": 0, "ignore_eos": True}
+GREEDY = {"temperature": 0}  # with ignore_eos the adder would reserve whole outputs and never retract
 TIGHT = {
     "device": "mock",
     "max_total_tokens": 256,
-    "chunked_prefill_size": 32,
+    "chunked_prefill_size": 16,
     "schedule_conservativeness": 0.05,
     "shutdown_grace": 5.0,
 }  # fmt: skip
@@ -34,13 +34,13 @@ class Moody(LongestPrefixMatch):
 def prompt(number: int) -> list[int]:
     """Shared heads of two lengths, own tails; numbers near each other have little in common."""
     head = [5 + number % 3] * (8 + 12 * (number % 2))
-    return head + [20 + (number * 7 + i) % 50 for i in range(4 + 9 * (number % 4))]
+    return head + [20 + (number * 7 + i) % 50 for i in range(8 + 9 * (number % 4))]
 
 
 class Load:
     """Requests of one engine in threads of their own."""
 
-    def __init__(self, engine: Engine, count: int = 12, tokens: int = 30, name: str = "r") -> None:
+    def __init__(self, engine: Engine, count: int = 12, tokens: int = 50, name: str = "r") -> None:
         self.rids = [f"{name}{i}" for i in range(count)]
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
@@ -55,6 +55,10 @@ class Load:
         out = self._engine.generate(input_ids=prompt(number), sampling_params=params, rid=rid)
         self.outputs[rid] = out["output_ids"]
         self.reasons[rid] = out["meta_info"]["finish_reason"]["type"]
+
+    @property
+    def done(self) -> bool:
+        return len(self.outputs) == len(self.rids)
 
     def join(self, timeout: float = 30.0) -> dict[str, list[int]]:
         for thread in self._threads:

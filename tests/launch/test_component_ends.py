@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -169,13 +170,13 @@ def test_a_warm_up_that_hangs_is_a_failed_start() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_child_that_hangs_at_its_start_is_an_error_in_time(which: int) -> None:
-    with ServerProcess("--startup-timeout", "4", wait=False) as server:
+    with ServerProcess(*MOCK, "--startup-timeout", "12", wait=False) as server:
         children = starting_children(server)
         children[which].send_signal(signal.SIGSTOP)
         assert server.wait(60) == 1
         component = ("scheduler", "detokenizer")[which]
         assert (
-            f"the {component} process (pid {children[which].pid}) did not get ready within 4 s"
+            f"the {component} process (pid {children[which].pid}) did not get ready within 12 s"
             in server.text()
         )
         assert "startup_timeout" in server.text() and "Traceback" not in server.text()
@@ -201,6 +202,18 @@ def test_a_policy_that_cannot_be_loaded_stops_the_server_before_it_starts() -> N
         assert "Traceback" not in server.text()
 
 
-def test_a_slow_start_in_threads_is_an_error_too() -> None:
-    with pytest.raises(StartupError, match=r"did not get ready within 0.001 s \(startup_timeout\)"):
-        Engine("tiny-llama", device="mock", startup_timeout=0.001)
+SLOW_TO_MAKE = """
+import time
+class Policy:
+    name = "slow to make"
+    def __init__(self): time.sleep(1.0)
+    def order(self, waiting, view): return waiting
+"""
+
+
+@pytest.mark.parametrize("policy", [SLOW_TO_MAKE], indirect=True, ids=["slow"])
+def test_a_slow_start_in_threads_is_an_error_too(policy: str) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(StartupError, match=r"did not get ready within 0.2 s \(startup_timeout\)"):
+        Engine("tiny-llama", device="mock", startup_timeout=0.2, schedule_policy=policy)
+    assert set(threading.enumerate()) <= before

@@ -161,6 +161,11 @@ def opened(url: str, path: str, body: Json) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     payload = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-    connection.sendall(head.encode() + payload)
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {len(payload)}",
+    ]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode() + payload)
     return connection

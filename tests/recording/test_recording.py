@@ -281,3 +281,32 @@ def test_opening_a_recording_imports_no_torch(rec: Recording, tmp_path: Path) ->
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_reading_wing_works_where_the_engine_s_packages_are_missing(
+    rec: Recording, tmp_path: Path
+) -> None:
+    """torch, transformers, pyzmq, fastapi and the like cannot be imported; everything that reads still works."""
+    rec.save(tmp_path / "run.sgv")
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'zmq', 'fastapi', 'uvicorn', 'starlette', 'tokenizers', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "import sgviz\n"
+        "from sgviz.__main__ import main\n"
+        "from sgviz.viz.report import report_html\n"
+        "from sgviz.viz.diff_figure import diff_figure\n"
+        f"path, out = {str(tmp_path / 'run.sgv')!r}, {str(tmp_path)!r}\n"
+        "rec = sgviz.load(path)\n"
+        "assert sum(part.duration_ns for part in rec.explain(rec.rids[0]).parts) > 0\n"
+        "assert rec.audit().balanced and rec.diff(rec).first is None\n"
+        "assert rec.at().idle and rec.why_not_running().empty and len(rec.tokens) and len(rec.decisions)\n"
+        "diff_figure(rec.diff(rec))\n"
+        "for to in ('perfetto', 'otel', 'csv', 'parquet'):\n"
+        "    rec.export(to, out + '/' + to)\n"
+        "assert report_html(rec).startswith('<!doctype html>')\n"
+        "assert main(['explain', path, rec.rids[0]]) == 0 and main(['diff', path, path]) == 0\n"
+        "assert main(['report', path]) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr

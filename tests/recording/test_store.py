@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import threading
 from pathlib import Path
@@ -195,10 +196,21 @@ def test_events_come_back_in_the_order_of_time_component_and_number(tmp_path: Pa
     rng = random.Random(0)
     body = RequestDispatched(rid="r")
     events = [
-        Event(seq, rng.randrange(40), component, 0, body) for component in ("b", "a", "c") for seq in range(1, 60)
+        Event(seq, rng.randrange(40), component, 0, body)
+        for component in ("b", "a", "c")
+        for seq in range(1, 60)
     ]
     rng.shuffle(events)
     write(tmp_path / "run.sgv", StoredRun(Header(), events, [], 0))
     assert read(tmp_path / "run.sgv").events == sorted(events, key=lambda event: event.sort_key)
     write(tmp_path / "empty.sgv", StoredRun(Header(), [], [], 0))
     assert read(tmp_path / "empty.sgv").events == []
+
+
+def test_progress_is_told_while_loading_and_folding(tmp_path: Path) -> None:
+    Recording(SyntheticRun(20).events).save(tmp_path / "run.sgv")
+    told: list[tuple[str, int, int]] = []
+    rec = load(tmp_path / "run.sgv", lambda stage, done, of: told.append((stage, done, of)))
+    assert {stage for stage, *_ in told} == {"load"}
+    rec.at()
+    assert told[-1] == ("fold", len(rec), len(rec))

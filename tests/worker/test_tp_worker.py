@@ -142,6 +142,35 @@ def test_pages_of_16_give_the_same_tokens(expected: list[list[int]]) -> None:
     worker.close()
 
 
+def test_int8_runs_whole_requests_and_a_row_does_not_depend_on_its_batch() -> None:
+    worker = TpModelWorker(
+        MODEL, device="cpu", max_total_tokens=1000, torch_threads=1, quantization="w8a8_int8"
+    )
+    together = HandDriver(worker).generate(greedy(), TOKENS)
+    for i, wanted in enumerate(together):
+        assert HandDriver(worker).generate([greedy("alone")[i]], TOKENS, most=5) == [wanted]
+    assert worker.info.weight_bytes < 4 * 250_000
+    worker.close()
+    with pytest.raises(StartupError, match="w8a8_int8"):
+        TpModelWorker(MODEL, device="cpu", dtype="bfloat16", quantization="w8a8_int8")
+
+
+def test_rows_too_unequal_for_the_graph_give_the_same_tokens(worker: TpModelWorker) -> None:
+    """One long and many short rows decode eagerly, and go back to the graph when the long one has gone."""
+
+    def reqs() -> list[Req]:
+        prompts = [list(range(3, 250)), [7], [8, 9], [10], [11, 12]]
+        return [make_req(f"u{i}", p, temperature=0.0, logprobs=0) for i, p in enumerate(prompts)]
+
+    together = reqs()
+    HandDriver(worker).generate(together, 4)
+    driver = HandDriver(worker)
+    for req, wanted in zip(reqs(), together):
+        driver.generate([req], 4)
+        assert req.output_ids == wanted.output_ids
+        assert req.output_logprobs == pytest.approx(wanted.output_logprobs, abs=1e-4)
+
+
 def test_logprobs_are_those_of_the_model(worker: TpModelWorker) -> None:
     req = make_req("a", PROMPTS[0], temperature=0.0, logprobs=5)
     result = HandDriver(worker).step(HandDriver(worker).extend([req]))

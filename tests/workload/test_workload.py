@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -44,7 +45,7 @@ def test_a_seed_is_a_workload(name: str, tmp_path: Path) -> None:
     first.save(tmp_path / "w.json")
     assert workload.load(tmp_path / "w.json") == first
     assert f"{len(first.requests)} requests" in str(first) and name in str(first)
-    assert [request.at_s for request in first.requests if not request.after][0] == 0
+    assert next(request.at_s for request in first.requests if not request.after) == 0
 
 
 @pytest.mark.parametrize("name", makers())
@@ -63,7 +64,7 @@ def test_poisson_gaps_have_the_rate_and_gamma_gaps_the_variation() -> None:
     def gaps(made: Workload) -> list[float]:
         at = [request.at_s for request in made.requests]
         assert at == sorted(at)
-        return [b - a for a, b in zip(at, at[1:])]
+        return [b - a for a, b in pairwise(at)]
 
     sizes = {"num_requests": 4000, "prompt_tokens": 1, "output_tokens": 1, "seed": 5}
     steady = gaps(workload.poisson(rate=10, **sizes))

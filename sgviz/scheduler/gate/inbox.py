@@ -43,7 +43,7 @@ class GatedInbox:
         if self._kept:
             messages = self._kept + messages
             self._kept = []
-        if any(type(message) is DebugReq for message in messages):
+        if messages and any(type(message) is DebugReq for message in messages):
             return self._without_commands(messages)
         return messages
 

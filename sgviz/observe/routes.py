@@ -1,0 +1,120 @@
+"""The endpoints: metrics, the stream of events, the state at a moment.
+
+`/sgviz/events` is SSE: each message has the number of its last event as id and a JSON array of events as data,
+so that `Last-Event-ID` (or `?seq=`) goes on where a reader stopped. `/sgviz/*` takes the admin key if one is set.
+Mirrors SGLang's `/metrics`; it has nothing like the other two.
+Imports: events, recording, serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response, StreamingResponse
+
+from sgviz.errors import BadRequest
+from sgviz.events import RingSink
+from sgviz.observe.metrics import Metrics
+from sgviz.recording import Recording
+from sgviz.serving.auth import AccessRules, AuthLevel
+
+PAGE = 256  # events in one message
+POLL_S = 0.1
+BEAT_S = 15.0  # a comment in a quiet stream, so that proxies keep it
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def observe_mount(
+    ring: RingSink, recording: Callable[[], Recording], model_name: str
+) -> Callable[[FastAPI], None]:
+    """What adds the endpoints to an app (`ServingContext.mounts`).
+
+    Args:
+        ring: where the events of all components arrive. recording: the live recording over it.
+    """
+    scrapes = _Scrapes(ring, Metrics(model_name))
+    live = recording()
+    lock = asyncio.Lock()
+
+    async def metrics() -> Response:
+        async with lock:
+            body = await asyncio.to_thread(scrapes.text)
+        return Response(body, media_type=CONTENT_TYPE)
+
+    async def events(request: Request) -> Response:
+        start = _number(request.headers.get("last-event-id") or request.query_params.get("seq") or "0")
+        stream = _events(ring, start, request)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def state(request: Request) -> Response:
+        seq = request.query_params.get("seq")
+        async with lock:
+            body = await asyncio.to_thread(_state, live, ring, None if seq is None else _number(seq))
+        return Response(body, media_type="application/json")
+
+    async def header() -> Response:
+        return Response(msgspec.json.encode(live.header), media_type="application/json")
+
+    def mount(app: FastAPI) -> None:
+        rules: AccessRules = app.state.access
+        rules.declare("/sgviz", AuthLevel.ADMIN_OPTIONAL)
+        for path, handler in (
+            ("/metrics", metrics),
+            ("/sgviz/events", events),
+            ("/sgviz/state", state),
+            ("/sgviz/header", header),
+        ):
+            app.add_api_route(path, handler, methods=["GET"], response_model=None)
+
+    return mount
+
+
+class _Scrapes:
+    """Folds what came since the last scrape."""
+
+    def __init__(self, ring: RingSink, metrics: Metrics) -> None:
+        self._ring, self._metrics = ring, metrics
+        self._seen = 0
+
+    def text(self) -> bytes:
+        first, events = self._ring.since(self._seen)
+        if first > self._seen:
+            self._metrics.lost(first - self._seen)
+        self._seen = first + len(events)
+        self._metrics.fold(sorted(events, key=lambda event: event.sort_key))
+        return self._metrics.text()
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        raise BadRequest(f"seq is {text!r}; it must be the number of an event, 0 or more", param="seq")
+    return int(text)
+
+
+def _state(live: Recording, ring: RingSink, seq: int | None) -> bytes:
+    """The moment after the first `seq` events that arrived (None: now), as JSON."""
+    live.refresh()
+    lost = ring.total - len(live.stamped())
+    count = len(live.stamped()) if seq is None else seq - max(0, lost)
+    if not 0 <= count <= len(live.stamped()):
+        raise BadRequest(f"seq {seq} is not between {max(0, lost)} and {ring.total}, what is remembered", param="seq")
+    return msgspec.json.encode(live.at(count=count))
+
+
+async def _events(ring: RingSink, start: int, request: Request) -> AsyncIterator[bytes]:
+    """Messages from event number `start` on, for ever."""
+    quiet = 0.0
+    while not await request.is_disconnected():
+        first, events = ring.since(start, PAGE)
+        if events:
+            start, quiet = first + len(events), 0.0
+            yield b"id: %d\ndata: %s\n\n" % (start, msgspec.json.encode(events))
+            continue
+        await asyncio.sleep(POLL_S)
+        quiet += POLL_S
+        if quiet >= BEAT_S:
+            quiet = 0.0
+            yield b": still here\n\n"

@@ -1,0 +1,128 @@
+"""The live recording of a served engine: its events followed over HTTP, and resumed where the stream broke.
+
+Mirrors nothing of SGLang. Imports: events, errors, recording, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from typing import Any
+
+import msgspec
+
+from sgviz.errors import SgvizError
+from sgviz.events import Event, RingSink
+from sgviz.recording.recording import Recording
+from sgviz.recording.store import Header
+
+CAPACITY = 1_000_000
+TIMEOUT_S = 30.0  # longer than the server's beat
+RETRY_S = 0.5
+
+
+class Remote:
+    """Follows the events of `url` in a thread until `close`. `recording` is live.
+
+    Raises:
+        SgvizError: nobody answers there, or not with events.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, capacity: int = CAPACITY) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._ring = RingSink(capacity)
+        self._seen = 0
+        self._lost = 0
+        self._decode = msgspec.json.Decoder(list[Event]).decode
+        self._closing = threading.Event()
+        header = msgspec.json.decode(self._get("/sgviz/header").read(), type=Header)
+        self.recording = Recording.live(
+            self._ring.snapshot, header, total=lambda: self._ring.total, dropped=lambda: self._ring.dropped + self._lost
+        )
+        self._stream = self._get("/sgviz/events")
+        self._thread = threading.Thread(target=self._run, name="sgviz-remote", daemon=True)
+        self._thread.start()
+
+    def state(self, seq: int | None = None) -> dict[str, Any]:
+        """The state after `seq` events as the server folds it (None: now)."""
+        answer: dict[str, Any] = json.load(self._get("/sgviz/state" + ("" if seq is None else f"?seq={seq}")))
+        return answer
+
+    def wait_for(self, count: int, timeout: float = 10.0) -> bool:
+        """Wait until `count` events have come; says whether they have."""
+        end = time.monotonic() + timeout
+        while self._seen < count and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._seen >= count
+
+    def close(self) -> None:
+        """Stop following. What came stays in the recording."""
+        self._closing.set()
+        self._thread.join(TIMEOUT_S + 1)
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _get(self, path: str) -> HTTPResponse:
+        request = urllib.request.Request(self.url + path, headers=self._headers | {"Last-Event-ID": str(self._seen)})  # noqa: S310
+        try:
+            answer: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
+        except urllib.error.HTTPError as error:
+            raise SgvizError(f"{self.url}{path} answered {error.code}: {error.read().decode()[:200]}") from error
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise SgvizError(f"cannot follow {self.url!r}: {error}") from error
+        return answer
+
+    def _run(self) -> None:
+        stream: HTTPResponse | None = self._stream
+        while not self._closing.is_set():
+            try:
+                if stream is None:
+                    stream = self._get("/sgviz/events")
+                for seq, data in _messages(stream):
+                    self._take(seq, data)
+                    if self._closing.is_set():
+                        return
+                stream = None
+            except (SgvizError, OSError, ValueError):
+                stream = None
+            self._closing.wait(RETRY_S)
+
+    def _take(self, seq: int, data: bytes) -> None:
+        events = self._decode(data)
+        self._lost += max(0, seq - len(events) - self._seen)
+        self._seen = seq
+        self._ring.extend(events)
+
+
+def connect(url: str, api_key: str | None = None) -> Remote:
+    """Follow a served engine: `connect("http://127.0.0.1:30000").recording` is live like an engine's own.
+
+    Args:
+        api_key: the server's admin key if it has one, else its API key.
+
+    Raises:
+        SgvizError: nobody answers there, or not with events.
+    """
+    return Remote(url, api_key)
+
+
+def _messages(stream: HTTPResponse) -> Iterator[tuple[int, bytes]]:
+    """`(id, data)` of each SSE message; comments are skipped, also as signs of life."""
+    seq = 0
+    for line in stream:
+        if line.startswith(b"id: "):
+            seq = int(line[4:])
+        elif line.startswith(b"data: "):
+            yield seq, line[6:]
+        elif line.startswith(b":"):
+            continue
