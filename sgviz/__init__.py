@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sgviz.engine import Engine
     from sgviz.recording import Recording, load
+    from sgviz.recording.remote import connect
 
 __version__ = "0.1.0"
 
@@ -24,7 +25,7 @@ _LAZY = {
     "workload": ("sgviz.workload", None),
 }
 
-__all__ = ["Engine", "Recording", "__version__", "experiment", "load", "viz", "workload"]
+__all__ = ["Engine", "Recording", "__version__", "connect", "experiment", "load", "viz", "workload"]
 
 
 def __getattr__(name: str) -> Any:

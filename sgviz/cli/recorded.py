@@ -8,7 +8,6 @@ import sys
 from sgviz.cli.options import Parser
 from sgviz.recording import Recording, load
 
-
 MANY = 100_000  # fewer events are there at once
 
 

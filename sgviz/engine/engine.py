@@ -81,7 +81,7 @@ class Engine:
         trace = self.pipeline.make_tracer("engine")
         tell_started(trace, mode)
         self._calls = PythonCalls(self.pipeline.manager, trace, settings.served_model_name)
-        self._http = HttpFace(self.pipeline)
+        self._http = HttpFace(self.pipeline, self.recording)
         self._at_exit = functools.partial(_close_forgotten, weakref.WeakMethod(self.close))
         atexit.register(self._at_exit)
 

@@ -23,7 +23,17 @@ import setproctitle
 import zmq
 
 from sgviz.errors import StartupError
-from sgviz.launch.messages import BootMessage, Died, ExitCode, FailedStart, InitInfo, Ready, frame, read_frame
+from sgviz.launch.messages import (
+    SWITCH_INTERVAL_S,
+    BootMessage,
+    Died,
+    ExitCode,
+    FailedStart,
+    InitInfo,
+    Ready,
+    frame,
+    read_frame,
+)
 
 log = logging.getLogger("sgviz")
 LONGEST_WHY = 4000  # nobody reads the pipe before the process has ended, so it must fit in
@@ -40,6 +50,7 @@ def main(report_fd: int) -> int:
         return ExitCode.PARENT_GONE
     threading.Thread(target=_die_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     setproctitle.setproctitle(f"sgviz::{boot.component}")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _configure_logging(boot)
     report = Report(boot.component, report_fd)
     try:

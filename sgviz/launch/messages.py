@@ -17,6 +17,9 @@ from sgviz.channel import PortArgs
 from sgviz.config import Settings
 from sgviz.errors import StartupError
 
+# at the default 5 ms every small torch operator of the worker's thread would wait for the interpreter lock
+# behind the scheduler's thread
+SWITCH_INTERVAL_S = 50e-6
 _LENGTH = struct.Struct("<I")
 
 

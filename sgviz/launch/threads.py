@@ -16,12 +16,11 @@ from queue import Empty, Queue
 
 from sgviz.errors import StartupError
 from sgviz.launch.components import COMPONENTS, Context
-from sgviz.launch.messages import InitInfo
+from sgviz.launch.messages import SWITCH_INTERVAL_S, InitInfo
 from sgviz.launch.watchdog import stacks
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 50e-6
 OnDeath = Callable[[str, str], None]  # component, why
 Outcomes = Queue[tuple[str, InitInfo | BaseException]]
 

@@ -110,7 +110,9 @@ class Metrics:
         self._scheduler = {"model_name": model_name, **SCHEDULER}
         self._tokenizer = {"model_name": model_name, **TOKENIZER}
         self._gauges = {name: self._gauge(name, words) for name, words in GAUGES.items()}
-        self._counters = self._counters_of(COUNTERS, self._scheduler) | self._counters_of(TM_COUNTERS, self._tokenizer)
+        self._counters = self._counters_of(COUNTERS, self._scheduler) | self._counters_of(
+            TM_COUNTERS, self._tokenizer
+        )
         self._histograms = self._histograms_of(HISTOGRAMS, self._tokenizer)
         self._histograms |= self._histograms_of(SCHEDULER_HISTOGRAMS, self._scheduler)
         self._engine = EngineFold()

@@ -47,7 +47,9 @@ def observe_mount(
     async def events(request: Request) -> Response:
         start = _number(request.headers.get("last-event-id") or request.query_params.get("seq") or "0")
         stream = _events(ring, start, request)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
 
     async def state(request: Request) -> Response:
         seq = request.query_params.get("seq")
@@ -100,7 +102,9 @@ def _state(live: Recording, ring: RingSink, seq: int | None) -> bytes:
     lost = ring.total - len(live.stamped())
     count = len(live.stamped()) if seq is None else seq - max(0, lost)
     if not 0 <= count <= len(live.stamped()):
-        raise BadRequest(f"seq {seq} is not between {max(0, lost)} and {ring.total}, what is remembered", param="seq")
+        raise BadRequest(
+            f"seq {seq} is not between {max(0, lost)} and {ring.total}, what is remembered", param="seq"
+        )
     return msgspec.json.encode(live.at(count=count))
 
 

@@ -26,8 +26,31 @@ TIMEOUT_S = 30.0  # longer than the server's beat
 RETRY_S = 0.5
 
 
+class RemoteRecording(Recording):
+    """A live recording of a served engine; `close` ends the following, what came stays."""
+
+    link: Remote
+
+    def state(self, seq: int | None = None) -> dict[str, Any]:
+        """The state after `seq` events as the server folds it (None: now)."""
+        return self.link.state(seq)
+
+    def wait_for(self, count: int, timeout: float = 10.0) -> bool:
+        """Wait until `count` events have come; says whether they have."""
+        return self.link.wait_for(count, timeout)
+
+    def close(self) -> None:
+        self.link.close()
+
+    def __enter__(self) -> RemoteRecording:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class Remote:
-    """Follows the events of `url` in a thread until `close`. `recording` is live.
+    """Follows the events of `url` in a thread until `close`.
 
     Raises:
         SgvizError: nobody answers there, or not with events.
@@ -41,10 +64,7 @@ class Remote:
         self._lost = 0
         self._decode = msgspec.json.Decoder(list[Event]).decode
         self._closing = threading.Event()
-        header = msgspec.json.decode(self._get("/sgviz/header").read(), type=Header)
-        self.recording = Recording.live(
-            self._ring.snapshot, header, total=lambda: self._ring.total, dropped=lambda: self._ring.dropped + self._lost
-        )
+        self.header = msgspec.json.decode(self._get("/sgviz/header").read(), type=Header)
         self._stream = self._get("/sgviz/events")
         self._thread = threading.Thread(target=self._run, name="sgviz-remote", daemon=True)
         self._thread.start()
@@ -62,22 +82,32 @@ class Remote:
         return self._seen >= count
 
     def close(self) -> None:
-        """Stop following. What came stays in the recording."""
+        """Stop following."""
         self._closing.set()
         self._thread.join(TIMEOUT_S + 1)
 
-    def __enter__(self) -> Remote:
-        return self
+    def snapshot(self) -> list[Event]:
+        return self._ring.snapshot()
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    @property
+    def total(self) -> int:
+        return self._ring.total
+
+    @property
+    def dropped(self) -> int:
+        """Events that this side lost, or that the server no longer had."""
+        return self._ring.dropped + self._lost
 
     def _get(self, path: str) -> HTTPResponse:
-        request = urllib.request.Request(self.url + path, headers=self._headers | {"Last-Event-ID": str(self._seen)})  # noqa: S310
+        request = urllib.request.Request(
+            self.url + path, headers=self._headers | {"Last-Event-ID": str(self._seen)}
+        )
         try:
-            answer: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
+            answer: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise SgvizError(f"{self.url}{path} answered {error.code}: {error.read().decode()[:200]}") from error
+            raise SgvizError(
+                f"{self.url}{path} answered {error.code}: {error.read().decode()[:200]}"
+            ) from error
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise SgvizError(f"cannot follow {self.url!r}: {error}") from error
         return answer
@@ -104,8 +134,8 @@ class Remote:
         self._ring.extend(events)
 
 
-def connect(url: str, api_key: str | None = None) -> Remote:
-    """Follow a served engine: `connect("http://127.0.0.1:30000").recording` is live like an engine's own.
+def connect(url: str, api_key: str | None = None) -> RemoteRecording:
+    """Follow a served engine: `connect("http://127.0.0.1:30000")` is a live recording like the engine's own.
 
     Args:
         api_key: the server's admin key if it has one, else its API key.
@@ -113,7 +143,12 @@ def connect(url: str, api_key: str | None = None) -> Remote:
     Raises:
         SgvizError: nobody answers there, or not with events.
     """
-    return Remote(url, api_key)
+    link = Remote(url, api_key)
+    rec = RemoteRecording.live(
+        link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped
+    )
+    rec.link, rec.source = link, link.url
+    return rec
 
 
 def _messages(stream: HTTPResponse) -> Iterator[tuple[int, bytes]]:

@@ -20,7 +20,6 @@ from sgviz.recording.fold import Folded, State
 from sgviz.recording.requests import RequestState
 from sgviz.recording.store import ClockAnchor, Header, Progress, StoredRun, UnknownEvent, write
 
-
 PIECE = 65_536  # events folded between two words of progress
 
 

@@ -117,10 +117,11 @@ class _Compiler:
             self._check_reason(node)
 
     def _check_reason(self, node: Compare) -> None:
+        allowed = [reason.value for reason in Reason]
         for side in (node.left, node.right):
-            if isinstance(side, Literal) and side.value not in list(Reason):
-                allowed = ", ".join(Reason)
-                what = f"{side} is no reason{suggest(str(side.value), [reason.value for reason in Reason])}; reasons are {allowed}"
+            if isinstance(side, Literal) and side.value not in allowed:
+                near = suggest(str(side.value), allowed)
+                what = f"{side} is no reason{near}; reasons are {', '.join(allowed)}"
                 fail(self._source, side.column, what)
 
     def _check_in(self, node: Compare, left: frozenset[Sort], right: frozenset[Sort]) -> None:
