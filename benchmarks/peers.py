@@ -109,11 +109,16 @@ class ContinuousRunner:
 
 
 class LlamaCppRunner:
-    """llama.cpp on a GGUF file; all sequences in one batch, greedy by argmax of its logits."""
+    """llama.cpp on a GGUF file; all sequences in one batch, greedy by argmax of its logits.
+
+    Args:
+        repack: let it repack weights for AMX and the like; its AMX kernels crash on machines that show AMX but
+            do not permit it.
+    """
 
     MAX_SEQUENCES = 32
 
-    def __init__(self, gguf: Path, threads: int, context: int = 8192) -> None:
+    def __init__(self, gguf: Path, threads: int, repack: bool, context: int = 8192) -> None:
         try:
             import llama_cpp
         except ImportError:
@@ -122,9 +127,9 @@ class LlamaCppRunner:
         self._lib: Any = llama_cpp
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_silent(llama_cpp), ctypes.c_void_p(0))
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(gguf).encode(), llama_cpp.llama_model_default_params()
-        )
+        options = llama_cpp.llama_model_default_params()
+        options.use_extra_bufts = repack
+        self._model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), options)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 2048, 512
         params.n_seq_max, params.kv_unified = self.MAX_SEQUENCES, True

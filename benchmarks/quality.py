@@ -76,6 +76,7 @@ def _logprobs(folder: Path, quantization: Quantization | None, sequences: list[l
 
 def _perplexity(logprobs: list[Tensor], sequences: list[list[int]]) -> float:
     losses = [
-        -rows[:-1].gather(1, torch.tensor(ids[1:])[:, None]) for rows, ids in zip(logprobs, sequences, strict=True)
+        -rows[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+        for rows, ids in zip(logprobs, sequences, strict=True)
     ]
     return math.exp(float(torch.cat(losses).mean()))

@@ -89,7 +89,7 @@ def build(args: argparse.Namespace, timer: Timer) -> tuple[Scheduler, Wire]:
     for i in range(args.running):
         params = SamplingParams(
             max_new_tokens=args.iterations + WARM_UP + 50, temperature=0.0, ignore_eos=True, stop=stops
-        ).normalize(len)
+        ).normalize()
         wire.waiting.append(
             TokenizedGenerateReqInput(
                 rid=f"request-{i:04d}", input_ids=list(range(i, i + PROMPT_TOKENS)), sampling_params=params,

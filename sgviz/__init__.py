@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sgviz.debugger import connect
     from sgviz.engine import Engine
     from sgviz.recording import Recording, load
-    from sgviz.recording.remote import connect
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ _LAZY = {
     "Engine": ("sgviz.engine", "Engine"),
     "Recording": ("sgviz.recording", "Recording"),
     "experiment": ("sgviz.experiment", None),
-    "connect": ("sgviz.recording.remote", "connect"),
+    "connect": ("sgviz.debugger", "connect"),
     "load": ("sgviz.recording", "load"),
     "viz": ("sgviz.viz", None),
     "workload": ("sgviz.workload", None),

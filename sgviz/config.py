@@ -16,6 +16,7 @@ from msgspec import Meta
 from sgviz.errors import ConfigError, suggest
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MAX_RUNNING = 256  # requests that may decode together, where memory allows, if nobody says otherwise
 
 
 def _meta(text: str, source: str, **limits: Any) -> Meta:
@@ -141,13 +142,18 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill_size: Annotated[
         int,
         _meta(
-            "Prompt tokens of one batch; a longer prompt is cut. -1: never cut.",
+            "Prompt tokens of one batch; a longer prompt is cut. -1: never cut. 0 is not allowed.",
             "SGLang on small devices",
             ge=-1,
         ),
     ] = 2048
     max_prefill_tokens: Annotated[
-        int, _meta("Prompt tokens of one batch when prompts are not cut.", "SGLang", ge=1)
+        int,
+        _meta(
+            "Prompt tokens after which a batch takes no further request; one prompt alone may be longer.",
+            "SGLang",
+            ge=1,
+        ),
     ] = 16384
     prefill_max_requests: Annotated[
         Annotated[int, Meta(ge=1)] | None, _meta("New requests of one batch.", "SGLang")
@@ -210,7 +216,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, _meta("Seconds a component may take to load and get ready.", "ours", gt=0.0)
     ] = 300.0
     enable_debugger: Annotated[
-        bool, _meta("Let a step debugger attach: POST /sgviz/debug, and Engine.debugger with processes.", "ours")
+        bool,
+        _meta("Let a step debugger attach: POST /sgviz/debug, and Engine.debugger with processes.", "ours"),
     ] = False
     shutdown_grace: Annotated[
         float, _meta("Seconds that running requests get to finish at a stop.", "ours", ge=0.0)
@@ -221,7 +228,7 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Events."""
 
     disable_events: Annotated[bool, _meta("Emit no events.", "ours")] = False
-    event_capacity: Annotated[int, _meta("Newest events kept in memory.", "ours", ge=1000)] = 1_000_000
+    event_capacity: Annotated[int, _meta("Newest events kept in memory.", "ours", ge=1000)] = 200_000
     record: Annotated[str | None, _meta("File (.sgv) to write all events to.", "ours")] = None
 
 
@@ -262,7 +269,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 groups[homes[name]][name] = value
         converted: dict[str, Any] = {group: _convert(cls, group, values) for group, values in groups.items()}
-        return cls(**converted)
+        settings = cls(**converted)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        """Raise ConfigError for what the types of the settings do not say."""
+        if self.schedule.chunked_prefill_size == 0:
+            raise ConfigError(
+                "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
+                param="chunked_prefill_size",
+            )
+        if self.observe.disable_events and self.observe.record is not None:
+            raise ConfigError(
+                f"setting record = {self.observe.record!r}: with disable_events there are no events to record",
+                param="record",
+            )
 
 
 class _Homes(dict[str, str]):

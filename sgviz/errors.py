@@ -77,8 +77,13 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def from_status(status: int, message: str, *, param: str | None = None) -> SgvizError:
-    """The error that a server's answer with `status` stands for."""
+def from_status(
+    status: int, message: str, *, param: str | None = None, type: str | None = None
+) -> SgvizError:
+    """The error that an answer with `status` stands for; it keeps that status, and `type` if one is given."""
     kinds = (BadRequest, Unauthorized, Forbidden, NotFound, Unavailable)
     kind = next((kind for kind in kinds if kind.status == status), SgvizError)
-    return kind(message, param=param)
+    error = kind(message, param=param)
+    error.status = status
+    error.type = type or (BadRequest.type if kind is SgvizError and 400 <= status < 500 else kind.type)
+    return error

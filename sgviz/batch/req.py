@@ -25,11 +25,11 @@ class Req:
         max_new_tokens: the request's limit after clamping to context and memory.
         prefix_len: tokens of `fill_ids` already in KV when the current extend was planned.
         extend_end: the current extend covers fill_ids[prefix_len:extend_end].
-        inflight_middle_chunks: launched chunks that are not the last (no token comes of them).
         to_finish: reason to end with at the next result (abort while running).
-        send_token_offset: output tokens already sent on. send_decode_offset: the same in decode ids.
+        send_token_offset: output tokens already sent on.
         cached_tokens: prefix tokens found at first admission (not after a retraction).
         requeued_ns: when a retraction last put it back into the queue.
+        arrival: number of its newest entry into the queue.
         inflight: launched forwards that will give it a token and are not processed.
         tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
@@ -42,23 +42,21 @@ class Req:
     return_logprob: bool = False
     top_logprobs_num: int = 0
     extra_key: str | None = None
-    priority: int | None = None
     time_stats: TimeStats = field(default_factory=TimeStats)
     output_ids: list[int] = field(default_factory=list)
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     prefix_len: int = 0
     extend_end: int = 0
-    inflight_middle_chunks: int = 0
     is_retracted: bool = False
     retraction_count: int = 0
     finished_reason: FinishReason | None = None
     to_finish: FinishReason | None = None
     finished_output: bool = False
     send_token_offset: int = 0
-    send_decode_offset: int = -1
     cached_tokens: int = 0
     counted_cached: bool = False
     requeued_ns: int = 0
+    arrival: int = 0
     inflight: int = 0
     tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
@@ -95,7 +93,6 @@ class Req:
         self.kv = ReqKvInfo()
         self.prefix_len = 0
         self.extend_end = 0
-        self.inflight_middle_chunks = 0
         self.inflight = 0
         self.is_retracted = True
         self.retraction_count += 1

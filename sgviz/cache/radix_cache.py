@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sgviz.cache.errors import CacheMisuse
+from sgviz.cache.errors import CacheCorrupt, CacheMisuse
 from sgviz.cache.radix_check import check_tree
 from sgviz.cache.req_kv import Slots, no_slots
 from sgviz.cache.tree_node import Ids, Match, TreeNode, as_bytes, as_ids, child_key
@@ -31,6 +31,9 @@ class RadixCache:
     Args:
         page_size: all lengths are multiples of it.
         trace: gets tree.inserted, tree.split, tree.evicted and tree.locked.
+
+    Attributes:
+        changes: how often a node came, went or was cut so far.
     """
 
     def __init__(self, page_size: int, trace: Tracer) -> None:
@@ -43,8 +46,14 @@ class RadixCache:
         self._step = 0
         self._evictable = 0
         self._protected = 0
+        self._nodes = 0
+        self.changes = 0
         # Entries may be stale: popped ones are checked, and queued again if the node was used since.
         self._heap: list[tuple[int, int, TreeNode]] = []
+
+    def __len__(self) -> int:
+        """Nodes without the root."""
+        return self._nodes
 
     def evictable_size(self) -> int:
         """Tokens in nodes that nobody has locked."""
@@ -140,7 +149,8 @@ class RadixCache:
             node.parent = None
         self.root.children.clear()
         self._heap.clear()
-        self._evictable = self._protected = 0
+        self._evictable = self._protected = self._nodes = 0
+        self.changes += 1
         return np.concatenate([node.value for node in nodes]) if nodes else no_slots()
 
     def nodes(self) -> Iterator[TreeNode]:
@@ -157,7 +167,10 @@ class RadixCache:
         Raises:
             CacheCorrupt: names the invariant that is broken and the node.
         """
-        check_tree(self.root, list(self.nodes()), self.page_size, self._evictable, self._protected)
+        nodes = list(self.nodes())
+        if len(nodes) != self._nodes:
+            raise CacheCorrupt(f"the tree has {len(nodes)} nodes, its counter says {self._nodes}")
+        check_tree(self.root, nodes, self.page_size, self._evictable, self._protected)
 
     # ------------------------------------------------------------ walking
 
@@ -205,6 +218,8 @@ class RadixCache:
     def _new_node(self, parent: TreeNode, key: Ids, value: Slots, namespace: str) -> TreeNode:
         node = TreeNode(self._next_id, parent, key, value, namespace, last_access=self._step)
         self._next_id += 1
+        self._nodes += 1
+        self.changes += 1
         parent.children[child_key(key, self.page_size, namespace)] = node
         return node
 
@@ -262,6 +277,8 @@ class RadixCache:
         assert parent is not None
         del parent.children[child_key(node.key, self.page_size, node.namespace)]
         node.parent = None
+        self._nodes -= 1
+        self.changes += 1
         self._evictable -= len(node.key)
         if parent.lock_ref == 0:
             self._queue_if_leaf(parent)

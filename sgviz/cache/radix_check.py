@@ -22,8 +22,7 @@ def check_tree(
     if root.lock_ref != 1 or len({node.id for node in nodes} | {0}) != len(nodes) + 1:
         raise CacheCorrupt(f"the root has lock_ref {root.lock_ref} (1 is right), or two nodes share an id")
     for node in nodes:
-        _check_shape(node, page_size)
-        _check_order(node)
+        check_node(node, page_size)
     unlocked = sum(len(node.key) for node in nodes if node.lock_ref == 0)
     locked = sum(len(node.key) for node in nodes if node.lock_ref)
     if (unlocked, locked) != (evictable, protected):
@@ -36,6 +35,12 @@ def check_tree(
     )
     if (counts > 1).any():
         raise CacheCorrupt(f"slot {slots[counts > 1][0]} is in the tree twice")
+
+
+def check_node(node: TreeNode, page_size: int) -> None:
+    """What must hold of one node and its parent. Raises CacheCorrupt."""
+    _check_shape(node, page_size)
+    _check_order(node)
 
 
 def _check_shape(node: TreeNode, page: int) -> None:

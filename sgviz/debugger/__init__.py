@@ -1,4 +1,4 @@
-"""The step debugger: `engine.debugger()`, and `connect_debugger(url)` for a server in other processes.
+"""The step debugger: `engine.debugger()`, and `sgviz.connect(url).debugger()` for a server in other processes.
 
 A bridge: it drives the gate of the scheduler and reads recordings. SGLang has no counterpart.
 Imports: launch, serving, tokenizer_manager, messages, recording.
@@ -7,9 +7,10 @@ Imports: launch, serving, tokenizer_manager, messages, recording.
 from sgviz.debugger.bridge import DebugBridge, DebugReply
 from sgviz.debugger.debugger import Debugger
 from sgviz.debugger.link import EngineLink, HttpLink, Link
-from sgviz.debugger.remote import connect_debugger
+from sgviz.debugger.remote import Connection, connect, connect_debugger
 from sgviz.debugger.routes import debug_mount
 
 __all__ = [
-    "DebugBridge", "DebugReply", "Debugger", "EngineLink", "HttpLink", "Link", "connect_debugger", "debug_mount",
+    "Connection", "DebugBridge", "DebugReply", "Debugger", "EngineLink", "HttpLink", "Link", "connect",
+    "connect_debugger", "debug_mount",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A debugger on a server by its URL. Imports: debugger."""
+"""A served engine by its URL: its live recording, and its debugger. Imports: debugger, recording."""
 
 from __future__ import annotations
 
@@ -8,6 +8,34 @@ from sgviz.debugger.debugger import TIMEOUT_S, Debugger
 from sgviz.debugger.link import HttpLink
 from sgviz.messages.debug import LEASE_S
 from sgviz.recording import Recording
+from sgviz.recording.remote import Remote, RemoteRecording
+
+
+class Connection(RemoteRecording):
+    """A live recording of a served engine that also gives its debugger."""
+
+    api_key: str | None = None
+
+    def debugger(self, *, lease_s: float = LEASE_S, timeout_s: float = TIMEOUT_S) -> Debugger:
+        """A step debugger on the server, as a context manager; which steps back in this recording."""
+        return connect_debugger(
+            self.link.url, self.api_key, recording=lambda: self, lease_s=lease_s, timeout_s=timeout_s
+        )
+
+
+def connect(url: str, api_key: str | None = None) -> Connection:
+    """Follow a served engine: `connect("http://127.0.0.1:30000")` is a live recording like the engine's own.
+
+    Args:
+        api_key: the server's admin key if it has one, else its API key.
+
+    Raises:
+        SgvizError: nobody answers there, or not with events.
+    """
+    link = Remote(url, api_key)
+    rec = Connection.live(link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped)
+    rec.link, rec.source, rec.api_key = link, link.url, api_key
+    return rec
 
 
 def connect_debugger(

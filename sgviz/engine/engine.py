@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import queue
+import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -21,6 +21,7 @@ from sgviz.debugger.debugger import TIMEOUT_S
 from sgviz.engine.chat import ChatReply
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, native_request
+from sgviz.engine.newest import Newest
 from sgviz.errors import ConfigError
 from sgviz.launch.components import tell_started
 from sgviz.launch.pipeline import Pipeline
@@ -126,16 +127,21 @@ class Engine:
     async def stream(
         self, prompt: str | list[str] | None = None, sampling_params: Any = None, **options: Any
     ) -> AsyncIterator[Output]:
-        """Outputs as they grow (text so far, `index` for lists), in any running loop. Leaving early aborts."""
+        """Outputs as they grow (text so far, `index` for lists), in any running loop. Leaving early aborts.
+
+        A reader slower than the engine gets the newest of each answer and skips those before it.
+        """
         obj = native_request(prompt, sampling_params, stream=True, **options)
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Any] = asyncio.Queue()
-        future = self.pipeline.loop.submit(
-            self._calls.pump(obj, lambda item: loop.call_soon_threadsafe(items.put_nowait, item))
-        )
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        items = Newest(lambda: loop.call_soon_threadsafe(news.set))
+        future = self.pipeline.loop.submit(self._calls.pump(obj, items.put))
         try:
-            while (item := await items.get()) is not END:
-                yield _raised(item)
+            while (item := items.take()) is not END:
+                if item is not None:
+                    yield _raised(item)
+                    continue
+                await news.wait()
+                news.clear()
         finally:
             future.cancel()
 
@@ -144,11 +150,16 @@ class Engine:
     ) -> Iterator[Output]:
         """`stream` for plain loops: `for part in engine.stream_sync("...")`."""
         obj = native_request(prompt, sampling_params, stream=True, **options)
-        items: queue.Queue[Any] = queue.Queue()
+        news = threading.Event()
+        items = Newest(news.set)
         future = self.pipeline.loop.submit(self._calls.pump(obj, items.put))
         try:
-            while (item := items.get()) is not END:
-                yield _raised(item)
+            while (item := items.take()) is not END:
+                if item is not None:
+                    yield _raised(item)
+                    continue
+                news.wait()
+                news.clear()
         finally:
             future.cancel()
 

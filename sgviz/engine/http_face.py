@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from sgviz import __version__
 from sgviz.config import Settings
 from sgviz.debugger import debug_mount
-from sgviz.errors import ConfigError, from_status
+from sgviz.errors import from_status
 from sgviz.launch.pipeline import Pipeline
 from sgviz.model.model_config import read_json
 from sgviz.observe import observe_mount
@@ -105,11 +105,11 @@ class HttpFace:
         return ServingContext(
             tokenizer_manager=pipeline.manager,
             tokenizer=pipeline.tokenizer,
-            templates=Templates(pipeline, self._settings.model.chat_template),
+            templates=pipeline.templates,
             facts=self._facts(),
             trace=pipeline.http_trace,
             status=pipeline.status,
-            settings=self._settings.flat(),
+            settings=self._settings.public(),
             keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
@@ -131,23 +131,6 @@ class HttpFace:
             version=__version__,
             default_sampling=_default_sampling(self._pipeline),
         )
-
-
-class Templates:
-    """Chat templates: the model's own, or the file that the settings name."""
-
-    def __init__(self, pipeline: Pipeline, path: str | None) -> None:
-        self._tokenizer = pipeline.tokenizer
-        self._source: str | None = None
-        if path is not None:
-            try:
-                with open(path, encoding="utf-8") as file:
-                    self._source = file.read()
-            except OSError as error:
-                raise ConfigError(f"chat_template {path!r} cannot be read: {error.strerror}") from error
-
-    def apply(self, messages: list[Message], add_generation_prompt: bool = True, **kwargs: Any) -> list[int]:
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt, self._source, **kwargs)
 
 
 def _default_sampling(pipeline: Pipeline) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """generate and stream from Python: the request, the way through the TokenizerManager, and the events of both ends.
 
 An HTTP request's events come from `serving`; a call from Python has the same three: received, converted,
-response finished. Imports: tokenizer_manager, serving (sampling), messages, events.
+response finished. Imports: tokenizer_manager, serving (sampling, arrivals), messages, events.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from sgviz.errors import BadRequest, SgvizError, suggest
 from sgviz.events import Tracer
-from sgviz.events.schema import RequestConverted, RequestReceived, ResponseFinished
+from sgviz.events.schema import ResponseFinished
 from sgviz.messages import GenerateReqInput, SamplingParams
-from sgviz.messages.generate import new_rid
+from sgviz.messages.generate import new_rid, prompt_rids
+from sgviz.serving.arrivals import Arrival, tell_converted, tell_received, text_chars
 from sgviz.serving.sampling import native_sampling
 from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
 
@@ -108,43 +109,19 @@ class PythonCalls:
 
     def _begin(self, obj: GenerateReqInput) -> list[str]:
         """The rids of the call, told as received."""
-        prompts = _prompts(obj)
-        rids = obj.rid[: len(prompts)] if isinstance(obj.rid, list) else _numbered(obj, len(prompts))
+        assert obj.rid is not None
+        rids = prompt_rids(obj.rid, None if obj.is_single else len(obj.prompts))
         obj.received_ns = self._trace.clock.now()
-        if not self._trace.on:
-            return rids
-        params = obj.sampling_params
-        every = params if isinstance(params, list) else [params] * len(prompts)
-        for rid, prompt, param in zip(rids, prompts, every):
-            self._tell(rid, prompt, param, obj.stream)
+        arrival = Arrival(
+            type="GenerateReqInput",
+            path=PATH,
+            stream=obj.stream,
+            model=self._model,
+            chars=text_chars(obj.prompts),
+        )
+        tell_received(self._trace, rids, arrival)
+        tell_converted(self._trace, rids, obj)
         return rids
-
-    def _tell(self, rid: str, prompt: object, params: SamplingParams, stream: bool) -> None:
-        kind = "text" if isinstance(prompt, str) else "input_ids"
-        size = len(prompt) if isinstance(prompt, str | list) else 0  # anything else is refused in a moment
-        self._trace.emit(
-            RequestReceived(
-                rid=rid,
-                type="GenerateReqInput",
-                path=PATH,
-                stream=stream,
-                model=self._model,
-                messages=0,
-                chars=size if kind == "text" else 0,
-            )
-        )
-        self._trace.emit(
-            RequestConverted(
-                rid=rid,
-                prompt_kind=kind,
-                size=size,
-                max_new_tokens=params.max_new_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                stop=params.stop_strings,
-            )
-        )
 
     def _end(self, rids: dict[str, None], status: int) -> None:
         if self._trace.on:
@@ -155,24 +132,12 @@ class PythonCalls:
 def _settle_rid(obj: GenerateReqInput) -> str | list[str]:
     """The caller's own, or a fresh one a prompt."""
     if obj.rid is None:
-        return new_rid() if obj.is_single else [new_rid() for _ in _prompts(obj)]
+        return new_rid() if obj.is_single else [new_rid() for _ in obj.prompts]
     given = obj.rid if isinstance(obj.rid, list) else [obj.rid]
     wrong = next((rid for rid in given if not isinstance(rid, str)), None)
     if wrong is not None:
         raise BadRequest(f"rid must be a text, got {wrong!r}", param="rid")
     return obj.rid
-
-
-def _prompts(obj: GenerateReqInput) -> list[object]:
-    """The prompts one by one; what is wrong with them is found by the TokenizerManager."""
-    value: object = obj.text if obj.text is not None else obj.input_ids
-    return list(value) if isinstance(value, list) and not obj.is_single else [value]
-
-
-def _numbered(obj: GenerateReqInput, prompts: int) -> list[str]:
-    """The names that the TokenizerManager gives the prompts of one rid."""
-    assert isinstance(obj.rid, str)
-    return [obj.rid] if obj.is_single else [f"{obj.rid}_{i}" for i in range(prompts)]
 
 
 def _ids(item: Output | list[Output]) -> list[str]:

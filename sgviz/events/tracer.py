@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
@@ -214,18 +214,3 @@ class BufferSink:
             count = sum(1 for event in out if not isinstance(event.body, TraceDropped))
             self._lost += count
             self.dropped += count
-
-
-class TeeSink:
-    """Gives every event to several sinks in turn."""
-
-    def __init__(self, sinks: Iterable[Sink]) -> None:
-        self.sinks = tuple(sinks)
-
-    def put(self, event: Event) -> None:
-        for sink in self.sinks:
-            sink.put(event)
-
-    def flush(self) -> None:
-        for sink in self.sinks:
-            sink.flush()

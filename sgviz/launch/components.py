@@ -183,6 +183,7 @@ def _scheduler_info(scheduler: Scheduler, load_s: float) -> InitInfo:
         context_len=info.context_len,
         eos_token_ids=info.eos_token_ids,
         max_total_num_tokens=info.max_total_num_tokens,
+        max_req_len=limits.max_req_len,
         max_req_input_len=limits.max_req_input_len,
         max_running_requests=limits.max_running_requests,
         load_s=load_s,

@@ -58,6 +58,7 @@ class InitInfo(msgspec.Struct, kw_only=True, frozen=True):
     context_len: int = 0
     eos_token_ids: tuple[int, ...] = ()
     max_total_num_tokens: int = 0
+    max_req_len: int = 0
     max_req_input_len: int = 0
     max_running_requests: int = 0
     load_s: float = 0.0

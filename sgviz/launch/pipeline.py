@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -29,6 +30,7 @@ from sgviz.launch.event_collector import EventCollector
 from sgviz.launch.loop_thread import LoopThread
 from sgviz.launch.messages import BootMessage, InitInfo
 from sgviz.launch.processes import ChildProcess
+from sgviz.launch.templates import Templates
 from sgviz.launch.threads import ChildThread, switch_interval
 from sgviz.messages import ConfigureTraceReq, GenerateReqInput, SamplingParams, ShutdownReq, ToTokenizer
 from sgviz.model.fetch import resolve_model
@@ -86,6 +88,7 @@ class Pipeline:
         self.model_dir = resolve_model(self.settings.model.model_path)
         self.tokenizer_dir = self._tokenizer_dir()
         self.tokenizer = Tokenizer.load(self.tokenizer_dir)
+        self.templates = Templates(self.tokenizer, self.settings.model.chat_template)
         self._start_file()
         self._open_sockets()
         self.trace = self.make_tracer("tokenizer_manager")
@@ -183,7 +186,12 @@ class Pipeline:
     def _start_manager(self) -> None:
         info = self.infos["scheduler"]
         limits = Limits(
-            context_len=info.context_len, max_req_input_len=info.max_req_input_len, vocab_size=info.vocab_size
+            context_len=info.context_len,
+            max_req_len=info.max_req_len,
+            max_req_input_len=info.max_req_input_len,
+            max_total_num_tokens=info.max_total_num_tokens,
+            page_size=self.settings.cache.page_size,
+            vocab_size=info.vocab_size,
         )
 
         async def make() -> TokenizerManager:
@@ -197,6 +205,7 @@ class Pipeline:
                 trace=self.trace,
                 limits=limits,
                 clock=self.trace.clock,
+                on_failure=partial(self._on_death, "tokenizer_manager"),
             )
             manager.start()
             return manager
@@ -228,12 +237,13 @@ class Pipeline:
         """One tiny generation, so that the first client does not pay for lazy set-up. Events begin after it."""
         if self.settings.serve.skip_server_warmup:
             return
-        recording = self.trace.on
+        recording, limits = self.trace.on, self.manager.limits
+        prompt = [0, 1, 2, 3][: limits.max_req_input_len]
+        most = min(WARMUP_TOKENS, limits.most_new_tokens(len(prompt)))
         obj = GenerateReqInput(
-            input_ids=[0, 1, 2, 3],
+            input_ids=prompt,
             rid=f"WARMUP_{os.getpid()}_{self.ports.instance_id}",
-            sampling_params=SamplingParams(max_new_tokens=WARMUP_TOKENS, temperature=0.0, ignore_eos=True),
-            log_metrics=False,
+            sampling_params=SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True),
         )
 
         async def run() -> None:
@@ -304,8 +314,12 @@ class Pipeline:
                 self.manager.abort_request(abort_all=True)
                 await self.manager.drained(1.0)
 
-        with contextlib.suppress(Exception):
+        try:
             self.loop.call(drain(), timeout=grace + 5.0)
+        except TimeoutError:
+            log.warning("the requests under way did not end in time; they are cut off")
+        except Exception:  # whatever it is, the children must still be ended
+            log.exception("letting the requests finish failed; they are cut off")
 
     def _end_manager(self) -> None:
         """Tell the children to leave; the scheduler passes it on to the detokenizer."""

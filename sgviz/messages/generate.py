@@ -1,19 +1,24 @@
 """The messages of a request on its way: in, tokenized, out as ids, out as text.
 
-Shapes: a `Batch*Output` is columnar, one entry by rid in every column. Imports: events, sampling.
+Shapes: a `Batch*Output` is columnar, one entry by rid in every column. Imports: errors, events, sampling.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from sgviz.errors import SgvizError, from_status
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages.sampling import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
+HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"  # of the rids of probes; no request may take one
+LONG_TEXT = 50_000  # characters (or ids) from which the tokenizer leaves the event loop's thread
+WEIGHT_VERSION = "default"  # weights are never updated in place
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,8 +58,6 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] = 0
     return_text_in_logprobs: bool = False
     extra_key: str | None = None
-    priority: int | None = None
-    log_metrics: bool = True
     # monotonic ns at which the HTTP layer (or the caller) took the request; 0: now
     received_ns: int = 0
 
@@ -64,6 +67,12 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
         if self.text is not None:
             return isinstance(self.text, str)
         return not self.input_ids or isinstance(self.input_ids[0], int)
+
+    @property
+    def prompts(self) -> Sequence[object]:
+        """The prompts one by one, unchecked: texts or lists of ids."""
+        value: object = self.text if self.text is not None else self.input_ids
+        return value if isinstance(value, list) and not self.is_single else [value]
 
 
 class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -77,7 +86,6 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, array_li
     return_logprob: bool = False
     top_logprobs_num: int = 0
     extra_key: str | None = None
-    priority: int | None = None
 
 
 class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -113,6 +121,32 @@ class BatchStrOutput(OutputColumns, kw_only=True, tag=True, array_like=True):
     """Detokenizer to TokenizerManager: `output_strs` are the new pieces of text."""
 
     output_strs: list[str] = []
+
+
+def prompt_rids(rid: str | list[str], prompts: int | None) -> list[str]:
+    """One rid a prompt: those given, or the one given, for a list of `prompts` numbered after it."""
+    if isinstance(rid, list):
+        return list(dict.fromkeys(rid))
+    return [rid] if prompts is None else [f"{rid}_{number}" for number in range(prompts)]
+
+
+def most_new_tokens(prompt: int, *, max_req_len: int, max_total_num_tokens: int, page_size: int) -> int:
+    """Output tokens that a request of `prompt` ids can have when it is alone in the KV pool; never below 0.
+
+    A page stays free beside it, as the scheduler's admission asks for.
+    """
+    in_memory = max_total_num_tokens - -(-prompt // page_size) * page_size - page_size - 1
+    return max(0, min(max_req_len - prompt, in_memory))
+
+
+def failure_of(reason: Mapping[str, Any] | None) -> SgvizError | None:
+    """The error that a `finish_reason` stands for.
+
+    An abort with a status of 400 to 599 is one; an abort without (somebody asked for it) is a normal end.
+    """
+    if not reason or reason["type"] != "abort" or not 400 <= (reason.get("status_code") or 0) <= 599:
+        return None
+    return from_status(reason["status_code"], reason.get("message") or "aborted", type=reason.get("err_type"))
 
 
 def new_rid(prefix: str = "") -> str:

@@ -7,7 +7,6 @@ TokenizerManager; everybody after it may rely on them. Imports: errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import msgspec
 
@@ -23,7 +22,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     """One request's sampling settings.
 
     `max_new_tokens` None means up to the end of the context. After `normalize`: `stop` is a tuple,
-    `stop_str_max_len` its longest entry in tokens, greedy is `top_k == 1`, "all" is `TOP_K_ALL`.
+    greedy is `top_k == 1`, "all" is `TOP_K_ALL`.
     """
 
     max_new_tokens: int | None = 128
@@ -38,7 +37,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     logit_bias: dict[str, float] | None = None
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
-    stop_str_max_len: int = 0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -58,16 +56,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
-    def normalize(self, count_tokens: Callable[[str], int]) -> SamplingParams:
-        """Settle the special values; `count_tokens` gives a stop string's length in tokens."""
-        stops = self.stop_strings
+    def normalize(self) -> SamplingParams:
+        """Settle the special values."""
         greedy = 0.0 <= self.temperature < GREEDY_BELOW
         top_k = 1 if greedy else (TOP_K_ALL if self.top_k == -1 else self.top_k)
         return msgspec.structs.replace(
             self,
-            stop=stops,
+            stop=self.stop_strings,
             stop_token_ids=tuple(sorted(set(self.stop_token_ids or ()))),
-            stop_str_max_len=max((count_tokens(text) for text in stops), default=0),
             temperature=1.0 if greedy else self.temperature,
             top_k=top_k,
         )
@@ -79,14 +75,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         if self.top_k < 1 and self.top_k != -1:
             raise BadRequest(f"top_k must be -1 (all) or at least 1, got {self.top_k}", param="top_k")
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise BadRequest(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}", param="max_tokens")
+            raise BadRequest(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}", param="max_new_tokens")
         if self.min_new_tokens < 0 or (
             self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
         ):
             raise BadRequest(
                 f"min_new_tokens must be between 0 and max_new_tokens ({self.max_new_tokens}), "
                 f"got {self.min_new_tokens}",
-                param="min_tokens",
+                param="min_new_tokens",
             )
         if not 1 <= self.n <= MAX_N:
             raise BadRequest(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")

@@ -39,7 +39,7 @@ class ChatTemplate:
         """The prompt for `messages`. Raises BadRequest with the template's own words if it refuses them."""
         try:
             return self._template.render(messages=list(messages), **variables)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise BadRequest(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -21,7 +21,9 @@ from sgviz.model.decoder import CausalLM
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.kv_pool import MHATokenToKVPool
 
-PAD_POSITIONS = 16  # lengths are rounded up to this, so vector kernels add in one order whatever the length is
+PAD_POSITIONS = (
+    16  # lengths are rounded up to this, so vector kernels add in one order whatever the length is
+)
 WARM_UP_CALLS = 3  # the executor of torch.jit settles on a plan within these
 
 
@@ -102,7 +104,9 @@ class DecodeGraph:
         return DecodeInputs(rows, positions, locations, slots, torch.arange(padded), starts)
 
     @torch.inference_mode()
-    def _trace(self, model: CausalLM) -> Callable[[Tensor, DecodeInputs, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    def _trace(
+        self, model: CausalLM
+    ) -> Callable[[Tensor, DecodeInputs, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """The step as a function of tensors only. The only place that knows torch.jit."""
         module, pool = _DecodeStep(model, self._kv_pool), self._pool
         # Three rows in slot 0, which nobody owns: sizes of 1 could be taken for sizes that never change.

@@ -47,11 +47,6 @@ class ForwardBatch:
     def __len__(self) -> int:
         return len(self.seq_lens)
 
-    @property
-    def num_tokens(self) -> int:
-        """T, the positions this forward computes."""
-        return sum(self.extend_lens)
-
     @staticmethod
     def build(
         forward_mode: ForwardMode,

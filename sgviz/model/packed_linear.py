@@ -37,16 +37,16 @@ class _Float32Linear(nn.Module):
         self.in_pairs = self._alone_differs(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.in_pairs and x.shape[0] == 1:
-            x = x.repeat(2, 1)
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")[:1]
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        rows = x.repeat(2, 1) if self.in_pairs and x.shape[0] == 1 else x
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        return y[: x.shape[0]]
 
     @torch.jit.export
     def forward_add(self, x: Tensor, residual: Tensor) -> Tensor:
         if self.in_pairs and x.shape[0] == 1:
             return self.forward(x) + residual
-        return torch.ops.mkldnn._linear_pointwise(x, residual, self.weight, self.bias, "add")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, self.weight, self.bias, "add")
+        return y
 
     @torch.jit.unused
     def _alone_differs(self, weight: Tensor) -> bool:

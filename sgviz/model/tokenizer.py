@@ -108,13 +108,13 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
-        chat_template: str | None = None,
+        chat_template: str | ChatTemplate | None = None,
         **variables: object,
     ) -> str:
         """The prompt text of a conversation.
 
         Args:
-            chat_template: source to use instead of the model's own.
+            chat_template: source, or a compiled template, to use instead of the model's own.
             variables: handed to the template (`tools`, `enable_thinking`, ...).
 
         Raises:
@@ -130,7 +130,7 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
-        chat_template: str | None = None,
+        chat_template: str | ChatTemplate | None = None,
         **variables: object,
     ) -> list[int]:
         """Ids of `render_chat`; the template has written the special tokens itself."""
@@ -157,9 +157,9 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_to_id(token)
 
-    def _choose(self, source: str | None, with_tools: bool) -> ChatTemplate:
-        if source is not None:
-            return ChatTemplate(source)
+    def _choose(self, given: str | ChatTemplate | None, with_tools: bool) -> ChatTemplate:
+        if given is not None:
+            return given if isinstance(given, ChatTemplate) else ChatTemplate(given)
         names = (TOOL_TEMPLATE, DEFAULT_TEMPLATE) if with_tools else (DEFAULT_TEMPLATE,)
         for name in names:
             if name in self._templates:

@@ -201,6 +201,9 @@ class Metrics:
 
     def _on_queued(self, event: Event, body: QueueEntered) -> None:
         self._requests.queued(event, body)
+        probes = self._requests.probes
+        while len(probes) > 2:  # no event says that one is over; events of the one before may still come
+            self._forget(next(iter(probes)))
 
     def _on_admitted(self, event: Event, body: AdmitOk) -> None:
         again = body.rid in self._seen_cached or body.rid in self._retracted
@@ -288,6 +291,7 @@ class Metrics:
     def _forget(self, rid: str) -> None:
         """A finished request is counted; what is kept does not grow with the run."""
         self._requests.by_rid.pop(rid, None)
+        self._requests.probes.pop(rid, None)
         self._last_token.pop(rid, None)
         self._seen_cached.pop(rid, None)
         self._retracted.pop(rid, None)

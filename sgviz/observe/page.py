@@ -1,4 +1,7 @@
-"""The page of metrics, made from their tables: `python -m sgviz.observe.page` writes METRICS.md. Imports: observe.metrics."""
+"""The page of metrics, made from their tables: `python -m sgviz.observe.page`.
+
+Imports: observe.metrics.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ HEAD = """# Metrics
 Written from the tables in `metrics.py` by `python -m sgviz.observe.page`; do not edit. `GET /metrics` serves them.
 
 Names, types and labels are SGLang's, so that its Grafana boards find them. Each is folded from events at the scrape.
-SGLang's metrics that are not listed (speculation, LoRA, host cache, disaggregation, experts) have nothing to count here.
+SGLang's metrics that are not listed (speculation, LoRA, host cache, disaggregation, experts) have nothing to count
+here.
 """
 
 

@@ -19,10 +19,13 @@ from sgviz.events.schema import (
     AdmitOk,
     AdmitRefused,
     AdmitRepeated,
+    ChunkCut,
     ChunkSent,
     Event,
     OutputReceived,
     OutputStreamed,
+    PolicyFailed,
+    PrefixMatched,
     QueueEntered,
     RequestAborted,
     RequestRetracted,
@@ -34,7 +37,7 @@ from sgviz.events.schema import (
 NS_PER_MS = 1e6
 DECISION_COLUMNS = (
     "first_ms", "last_ms", "iteration", "rid", "verdict", "reason", "count", "need", "have", "last_need",
-    "last_have", "holders", "extend", "prefix", "chunked", "behind",
+    "last_have", "holders", "extend", "prefix", "chunked", "behind", "node", "chunk_end", "chunk_total",
 )  # fmt: skip
 TOKEN_COLUMNS = (
     "rid", "index", "token_id", "bid", "sampled_ms", "streamed_ms", "detokenized_ms", "received_ms", "sent_ms",
@@ -59,19 +62,35 @@ class _Row:
     prefix: int | None = None
     chunked: bool = False
     behind: int | None = None
+    node: int | None = None
+    chunk_end: int | None = None
+    chunk_total: int | None = None
 
 
 @dataclass(slots=True)
 class _Decisions:
     rows: list[_Row] = field(default_factory=list)
     open: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    matched: dict[str, int] = field(default_factory=dict)
+
+    def prefix_matched(self, event: Event, body: PrefixMatched) -> None:
+        self.matched[body.rid] = body.node
+
+    def cut(self, event: Event, body: ChunkCut) -> None:
+        last = self.rows[-1] if self.rows else None
+        if last is not None and last.rid == body.rid and last.verdict == "admitted":
+            last.chunk_end, last.chunk_total = body.end, body.total
+
+    def policy_failed(self, event: Event, body: PolicyFailed) -> None:
+        reason = f"{body.policy}: {body.fault}"
+        self.rows.append(_Row(event.t, event.t, event.iteration, "", "policy failed", reason))
 
     def admitted(self, event: Event, body: AdmitOk) -> None:
         for key in [key for key in self.open if key[0] == body.rid]:
             del self.open[key]
         self.rows.append(_Row(
             event.t, event.t, event.iteration, body.rid, "admitted", "", 1, body.need, body.have, body.need,
-            body.have, (), body.extend, body.prefix, body.chunked,
+            body.have, (), body.extend, body.prefix, body.chunked, node=self.matched.pop(body.rid, None),
         ))  # fmt: skip
 
     def refused(self, event: Event, body: AdmitRefused) -> None:
@@ -118,14 +137,18 @@ class _Decisions:
 def decisions_table(events: Iterable[Event], t0: int) -> pd.DataFrame:
     """One row a verdict of admission; a refusal that repeats is one row with `count`, first and last numbers.
 
-    `verdict`: admitted, refused, not tried (planning stopped before it), retracted, aborted. `need`/`have`
+    `verdict`: admitted, refused, not tried (planning stopped before it), retracted, aborted, policy failed
+    (`reason` says how). `need`/`have`
     in the unit of the reason (tokens, rows, requests); `holders`: `(rid, amount)`, largest first; `behind`:
-    requests that were not tried because of it.
+    requests that were not tried because of it. Of an admission: `node`, where its cached prefix ends in the
+    tree, and for a piece of a prompt its end and the whole length (`chunk_end`, `chunk_total`).
     """
     made = _Decisions()
     handlers: dict[type, Callable[[Event, Any], None]] = {
         AdmitOk: made.admitted, AdmitRefused: made.refused, AdmitRepeated: made.repeated,
-        ScanStopped: made.stopped, RequestRetracted: made.retracted, RequestAborted: made.aborted,
+        ScanStopped: made.stopped, RequestRetracted: made.retracted,
+        PrefixMatched: made.prefix_matched, ChunkCut: made.cut,
+        PolicyFailed: made.policy_failed, RequestAborted: made.aborted,
     }  # fmt: skip
     for event in events:
         handler = handlers.get(type(event.body))
@@ -135,11 +158,22 @@ def decisions_table(events: Iterable[Event], t0: int) -> pd.DataFrame:
         (
             (row.first - t0) / NS_PER_MS, (row.last - t0) / NS_PER_MS, row.iteration, row.rid, row.verdict,
             row.reason, row.count, row.need, row.have, row.last_need, row.last_have, row.holders, row.extend,
-            row.prefix, row.chunked, row.behind,
+            row.prefix, row.chunked, row.behind, row.node, row.chunk_end, row.chunk_total,
         )
         for row in made.rows
     ]  # fmt: skip
-    whole = ("need", "have", "last_need", "last_have", "extend", "prefix", "behind")
+    whole = (
+        "need",
+        "have",
+        "last_need",
+        "last_have",
+        "extend",
+        "prefix",
+        "behind",
+        "node",
+        "chunk_end",
+        "chunk_total",
+    )
     return pd.DataFrame(rows, columns=list(DECISION_COLUMNS)).astype(dict.fromkeys(whole, "Int64"))
 
 

@@ -68,7 +68,7 @@ class Recording(Source):
             NotFound: the recording has no such rid.
         """
         self.refresh()
-        found = self._requests().get(rid)
+        found = self._requests().get(rid) or self._state.requests.probes.get(rid)
         if found is None:
             known = self._requests()
             raise NotFound(f"no request {rid!r} among the {len(known)} recorded{suggest(rid, known)}")

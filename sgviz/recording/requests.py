@@ -110,12 +110,17 @@ class RequestState:
 
 @dataclass(slots=True)
 class Requests:
-    """All requests by rid, in the order of their first event; a rid used again leaves `rid#n` behind."""
+    """All requests by rid, in the order of their first event; a rid used again leaves `rid#n` behind.
+
+    Attributes:
+        probes: the server's own health checks by rid; they take part in batches but are nobody's requests.
+    """
 
     by_rid: dict[str, RequestState] = field(default_factory=dict)
+    probes: dict[str, RequestState] = field(default_factory=dict)
 
     def of(self, rid: str) -> RequestState:
-        found = self.by_rid.get(rid)
+        found = self.by_rid.get(rid) or self.probes.get(rid)
         if found is None:
             found = self.by_rid[rid] = RequestState(rid)
         return found
@@ -213,6 +218,8 @@ class Requests:
     # ------------------------------------------------------------ scheduler
 
     def queued(self, event: Event, body: QueueEntered) -> None:
+        if body.probe:
+            self.probes.setdefault(body.rid, RequestState(body.rid))
         state = self.of(body.rid)
         state.queued_at = event.t
         state.enter(PhaseName.QUEUE, event.t)

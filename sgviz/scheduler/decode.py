@@ -38,7 +38,7 @@ class DecodePlanner:
             state.ratio.decay()
         elif state.pending_results and any(req.inflight and _ends_next(req) for req in state.live.values()):
             return None  # memory comes with the result that is under way
-        elif not self._retract(batch):
+        elif not self.retract_decode(batch):
             return None
         batch.prepare_for_decode(state.cache, state.take_bid())
         return batch
@@ -64,7 +64,7 @@ class DecodePlanner:
     def _need(self, reqs: Sequence[Req]) -> int:
         return self._state.cache.extend_need(reqs, [req.kv.allocated + 1 for req in reqs])
 
-    def _retract(self, batch: ScheduleBatch) -> bool:
+    def retract_decode(self, batch: ScheduleBatch) -> bool:
         """Shrink the batch until it fits; says whether anything is left of it."""
         state = self._state
         order = sorted(batch.reqs, key=lambda req: (-len(req.output_ids), len(req.origin_input_ids)))
@@ -108,7 +108,7 @@ class DecodePlanner:
         now = state.clock.now()
         for req, need, have in victims:
             req.requeued_ns = now
-            state.waiting_queue.append(req)
+            state.enqueue(req)
             if state.trace.on:
                 state.trace.emit(
                     schema.RequestRetracted(

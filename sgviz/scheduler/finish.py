@@ -5,13 +5,19 @@ The scheduler decodes the tail of a request only if it has stop strings. Imports
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from sgviz.batch.req import Req
 from sgviz.messages import FinishReason
 from sgviz.scheduler.state import Limits
 
-Decode = Callable[[list[int]], str]
+PARTIAL = "\ufffd"  # what bytes that make no character yet decode to
+
+
+class Decode(Protocol):
+    """Token ids to text, with or without the text of special tokens."""
+
+    def __call__(self, ids: list[int], skip_special_tokens: bool, /) -> str: ...
 
 
 def finish_reason(req: Req, limits: Limits, decode: Decode) -> FinishReason | None:
@@ -56,16 +62,34 @@ def _matched_stop(req: Req, decode: Decode) -> str | None:
 
 
 def _tail(req: Req, decode: Decode) -> str:
-    """Text of the last tokens, long enough to hold any stop string: a token has at least one byte.
+    """Text of the last tokens as the client will see it, long enough to hold any stop string.
 
     Decoded once a token, though asked for twice: by the finish rules and by the streamer.
     """
     length, text = req.tail
     if length != len(req.output_ids):
-        longest = max(len(stop.encode()) for stop in req.sampling_params.stop_strings)
-        text = decode(req.output_ids[-(longest + 1) :])
+        params = req.sampling_params
+        longest = max(len(stop.encode()) for stop in params.stop_strings)
+        text = _last_text(req.output_ids, longest, params.skip_special_tokens, decode)
         req.tail = len(req.output_ids), text
     return text
+
+
+def _last_text(ids: list[int], longest: int, skip: bool, decode: Decode) -> str:
+    """Text of the newest token and of at least `longest - 1` bytes before it, where there are so many.
+
+    A token has at least one byte, but for the special ones that are skipped: with those, look further back.
+    """
+    window = longest + 1
+    if skip:
+        while window < len(ids) and _size(decode(ids[-window:-1], skip)) < longest - 1:
+            window *= 2
+    return decode(ids[-window:], skip)
+
+
+def _size(text: str) -> int:
+    """Bytes of whole characters."""
+    return len(text.strip(PARTIAL).encode())
 
 
 def _overlap(text: str, stop: str) -> bool:

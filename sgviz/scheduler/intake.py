@@ -29,11 +29,9 @@ from sgviz.messages import (
     TokenizedGenerateReqInput,
     ToScheduler,
 )
+from sgviz.messages.generate import HEALTH_CHECK_PREFIX, most_new_tokens
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.state import SchedulerState
-
-HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"
-NO_LIMIT = 1 << 30
 
 
 class Inbox(Protocol):
@@ -103,13 +101,12 @@ class Intake:
             return_logprob=message.return_logprob,
             top_logprobs_num=message.top_logprobs_num,
             extra_key=message.extra_key,
-            priority=message.priority,
             time_stats=message.time_stats,
         )
         req.time_stats.scheduler_recv = now
         req.time_stats.wait_queue_entry = state.clock.now()
         state.live[req.rid] = req
-        state.waiting_queue.append(req)
+        state.enqueue(req)
         self._emit_entered(req)
 
     def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int, Reason | None] | None:
@@ -126,17 +123,24 @@ class Intake:
                 Reason.NEVER_FITS,
             )
         if limits.max_queued_requests is not None and len(state.waiting_queue) >= limits.max_queued_requests:
-            return f"the queue is full ({limits.max_queued_requests} requests wait); try again later", 503, None
+            return (
+                f"the queue is full ({limits.max_queued_requests} requests wait); try again later",
+                503,
+                None,
+            )
         return None
 
     def _max_new_tokens(self, message: TokenizedGenerateReqInput) -> int:
         """The request's limit, clamped so that it fits context and memory when alone."""
         limits = self._state.limits
-        length, page = len(message.input_ids), limits.page_size
+        most = most_new_tokens(
+            len(message.input_ids),
+            max_req_len=limits.max_req_len,
+            max_total_num_tokens=limits.max_total_num_tokens,
+            page_size=limits.page_size,
+        )
         wanted = message.sampling_params.max_new_tokens
-        in_context = limits.max_req_len - length
-        in_memory = limits.max_total_num_tokens - -(-length // page) * page - page - 1
-        return max(0, min(NO_LIMIT if wanted is None else wanted, in_context, in_memory))
+        return most if wanted is None else min(wanted, most)
 
     def _emit_entered(self, req: Req) -> None:
         trace = self._state.trace
@@ -153,6 +157,7 @@ class Intake:
                 sampling=self._encode(req.sampling_params),
                 extra_key=req.namespace,
                 received_ns=req.time_stats.scheduler_recv,
+                probe=req.rid.startswith(HEALTH_CHECK_PREFIX),
             )
         )
 

@@ -80,7 +80,7 @@ def _append(out: BatchTokenIDOutput, req: Req) -> None:
     start = req.send_token_offset
     context = min(len(req.origin_input_ids), INIT_INCREMENTAL_DETOKENIZATION_OFFSET)
     delta = req.output_ids[start:]
-    first = req.send_decode_offset < 0
+    first = start == 0
     params = req.sampling_params
     out.rids.append(req.rid)
     out.finished_reasons.append(req.finished_reason)
@@ -101,5 +101,4 @@ def _append(out: BatchTokenIDOutput, req: Req) -> None:
         out.output_token_logprobs.append(req.output_logprobs[start:])
         out.output_top_logprobs.append(req.output_top_logprobs[start:])
     req.send_token_offset = len(req.output_ids)
-    req.send_decode_offset = len(req.output_ids)
     req.finished_output = req.finished

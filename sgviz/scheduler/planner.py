@@ -93,13 +93,17 @@ class Planner:
         slots = self._free_slots()
         if slots <= 0 and state.chunked_req is None:
             running.batch_is_full = True
-            self._refuse_for_slots(state.waiting_queue[0])
+            self._refuse_for_slots()
             return None
-        state.waiting_queue = order_queue(state.waiting_queue, self.policy, self._view, state.trace)
+        self._order_queue()
         adder = self._scan(slots)
         if not adder.can_run_list:
             return None
         return self._form(adder)
+
+    def _order_queue(self) -> None:
+        state = self._state
+        state.waiting_queue = order_queue(state.waiting_queue, self.policy, self._view, state.trace)
 
     def _free_slots(self) -> int:
         """How many requests this batch may hold: running slots and rows (the chunked one has its row)."""
@@ -180,8 +184,6 @@ class Planner:
             req.cached_tokens = req.prefix_len
         req.counted_cached = True
         req.is_retracted = False
-        if req is self._state.chunked_req:
-            req.inflight_middle_chunks += 1
 
     def _mixes(self) -> bool:
         """Whether decoding requests ride along with this prefill batch."""
@@ -195,9 +197,11 @@ class Planner:
             and not running.return_logprob
         )
 
-    def _refuse_for_slots(self, req: Req) -> None:
-        reason = self._slot_reason()
+    def _refuse_for_slots(self) -> None:
+        """Tell who is first in line, by the policy, for want of a slot or row."""
+        self._order_queue()
         state = self._state
+        req, reason = state.waiting_queue[0], self._slot_reason()
         limit = state.limits.max_running_requests
         have = 0 if reason is Reason.RUNNING_SLOTS else state.cache.req_to_token_pool.available_size()
         need = len(state.running_batch) + 1 if reason is Reason.RUNNING_SLOTS else 1

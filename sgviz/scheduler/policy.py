@@ -85,13 +85,20 @@ class SchedulePolicy(Protocol):
         ...
 
 
+def in_order_of_arrival(waiting: Sequence[Req]) -> list[Req]:
+    """First come first; a retracted request came when it was put back. `waiting` itself has the last plan's order."""
+    return sorted(waiting, key=lambda req: req.arrival)
+
+
 class Fcfs:
     """First come, first served."""
 
     name = "fcfs"
 
     def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
-        return waiting
+        arrivals = [req.arrival for req in waiting]
+        # another order is left where a debugger has changed the policy
+        return waiting if arrivals == sorted(arrivals) else in_order_of_arrival(waiting)
 
 
 class LongestPrefixMatch:
@@ -101,7 +108,7 @@ class LongestPrefixMatch:
 
     def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
         if not view.cache_enabled or len(waiting) > LPM_QUEUE_LIMIT:
-            return waiting
+            return in_order_of_arrival(waiting)
         matched = [view.matched(req) for req in waiting]
         later = self._repeats(waiting, matched, view.page_size)
         ranked = sorted(range(len(waiting)), key=lambda i: (later[i], -matched[i]))
@@ -130,7 +137,7 @@ class DfsWeight:
 
     def order(self, waiting: Sequence[Req], view: PolicyView) -> Sequence[Req]:
         if not view.cache_enabled:
-            return waiting
+            return in_order_of_arrival(waiting)
         paths = [view.path(req) for req in waiting]
         weight: dict[int, int] = {}
         for path in paths:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sgviz.batch.req import Req
 from sgviz.events import Tracer, schema
-from sgviz.scheduler.policy import PolicyView, SchedulePolicy
+from sgviz.scheduler.policy import PolicyView, SchedulePolicy, in_order_of_arrival
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +54,10 @@ def _failed(waiting: list[Req], policy: SchedulePolicy, fault: str, trace: Trace
     log.error("schedule policy %s %s; this plan is made in order of arrival", _name(policy), fault)
     if trace.on:
         trace.emit(schema.PolicyFailed(policy=_name(policy), fault=fault))
-    arrived = sorted(waiting, key=_entered)  # an earlier plan may have left another order behind
+    arrived = in_order_of_arrival(waiting)  # an earlier plan may have left another order behind
     if trace.on and (moves := _moves(waiting, arrived)):
         trace.emit(schema.QueueSorted(policy="fcfs", moves=moves))
     return arrived
-
-
-def _entered(req: Req) -> int:
-    """When the request entered the queue; after a retraction that was a second time."""
-    return req.requeued_ns or req.time_stats.wait_queue_entry
 
 
 def _name(policy: SchedulePolicy) -> str:

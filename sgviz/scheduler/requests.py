@@ -7,6 +7,7 @@ that the client gets its text and the detokenizer's state goes too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from sgviz.batch.req import Req
@@ -59,23 +60,29 @@ class RequestEnder:
 
     def abort(self, rid: str, why: str) -> None:
         """End exactly `rid`, wherever it is; an unknown rid is ignored."""
-        state = self._state
-        req = state.live.get(rid)
-        if req is None:
-            return
-        if req is state.chunked_req:
-            state.chunk_aborted = why
-        elif any(other is req for other in state.waiting_queue):
-            state.waiting_queue = [other for other in state.waiting_queue if other is not req]
-            self.drop(req, "waiting", why)
-        elif req.to_finish is None:
-            req.to_finish = aborted(why)
-            if state.trace.on:
-                state.trace.emit(schema.RequestAborted(rid=rid, where="running", why=why))
+        req = self._state.live.get(rid)
+        if req is not None:
+            self._abort_these([req], why)
 
     def abort_all(self, why: str) -> None:
-        for rid in list(self._state.live):
-            self.abort(rid, why)
+        """End every live request; the queue is gone through once, however long it is."""
+        self._abort_these(list(self._state.live.values()), why)
+
+    def _abort_these(self, reqs: Sequence[Req], why: str) -> None:
+        state = self._state
+        meant = set(map(id, reqs))  # membership only, never iterated
+        waiting = {id(req) for req in state.waiting_queue if id(req) in meant}
+        if waiting:
+            state.waiting_queue = [req for req in state.waiting_queue if id(req) not in waiting]
+        for req in reqs:
+            if req is state.chunked_req:
+                state.chunk_aborted = why
+            elif id(req) in waiting:
+                self.drop(req, "waiting", why)
+            elif req.to_finish is None:
+                req.to_finish = aborted(why)
+                if state.trace.on:
+                    state.trace.emit(schema.RequestAborted(rid=req.rid, where="running", why=why))
 
 
 def aborted(why: str) -> FinishReason:

@@ -44,7 +44,6 @@ class ResultProcessor:
             if not launched.still_valid(i):
                 continue
             if req is batch.chunked_req:
-                req.inflight_middle_chunks -= 1
                 continue
             req.inflight -= 1
             if req.finished:

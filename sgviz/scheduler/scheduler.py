@@ -27,7 +27,7 @@ from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.results import ResultProcessor
-from sgviz.scheduler.self_check import check_idle
+from sgviz.scheduler.self_check import SelfCheck
 from sgviz.scheduler.state import Limits, SchedulerState
 from sgviz.scheduler.stops import Stop
 from sgviz.worker.protocol import Worker
@@ -76,6 +76,7 @@ class Scheduler:
         if self._gate is not None:
             self._gate.bind(self.planner)
         self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
+        self._self_check = SelfCheck(state)
         self._idle_told = False
         self._turn_ns = 0
 
@@ -161,7 +162,7 @@ class Scheduler:
             return
         self._idle_told = True
         state.ratio.reset()
-        check_idle(state)
+        self._self_check.at_idle()
         if state.trace.on:
             ledger = state.cache.ledger()
             state.trace.emit(

@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
-from sgviz.config import ScheduleConfig, ServeConfig
+from sgviz.config import DEFAULT_MAX_RUNNING, ScheduleConfig, ServeConfig
 from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.worker.protocol import WorkerInfo
 
 INPUT_LEN_MARGIN = 5  # max_req_input_len lies this much below max_req_len, as in SGLang
-DEFAULT_MAX_RUNNING = 256
+
+
+def max_input_len(max_req_len: int, capacity: int, page_size: int) -> int:
+    """Longest prompt, in tokens: alone it must pass the adder's check, extend + page < capacity."""
+    return min(max_req_len - INPUT_LEN_MARGIN, capacity - page_size - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +63,7 @@ class Limits:
                 param="max_total_tokens",
             )
         max_req_len = min(info.context_len, capacity) - 1
-        # a prompt alone must pass the adder's check: extend + page < capacity
-        max_input = min(max_req_len - INPUT_LEN_MARGIN, capacity - page_size - 1)
+        max_input = max_input_len(max_req_len, capacity, page_size)
         if max_input < 1:
             raise ConfigError(
                 f"a KV pool of {capacity} tokens in pages of {page_size} has no room for any request; "
@@ -71,12 +74,12 @@ class Limits:
         chunk = schedule.chunked_prefill_size
         return cls(
             max_running_requests=max(1, min(wanted, capacity // page_size)),
-            chunked_prefill_size=None if chunk <= 0 else max(chunk, page_size),
+            chunked_prefill_size=None if chunk < 0 else max(chunk, page_size),
             max_prefill_tokens=schedule.max_prefill_tokens,
             prefill_max_requests=schedule.prefill_max_requests,
             max_queued_requests=schedule.max_queued_requests,
             max_req_len=max_req_len,
-            max_req_input_len=max(1, min(max_req_len - INPUT_LEN_MARGIN, capacity - page_size - 1)),
+            max_req_input_len=max_input,
             max_total_num_tokens=capacity,
             page_size=page_size,
             stream_interval=serve.stream_interval,
@@ -96,6 +99,7 @@ class SchedulerState:
         chunk_aborted: the chunked request was aborted; the next plan drops it.
         last_batch: the batch planned in the turn before (None after an idle turn).
         health_probes: probes that came while busy; the next result answers them.
+        arrivals: entries into the queue so far; each request has the number of its newest.
     """
 
     cache: KVCache
@@ -113,6 +117,7 @@ class SchedulerState:
     next_bid: int = 1
     forward_ct: int = 0
     health_probes: int = 0
+    arrivals: int = 0
 
     @property
     def is_fully_idle(self) -> bool:
@@ -123,6 +128,12 @@ class SchedulerState:
     def num_running(self) -> int:
         """Requests past the queue whose prompt is not being cut: prefilled, decoding, or about to end."""
         return len(self.live) - len(self.waiting_queue) - (self.chunked_req is not None)
+
+    def enqueue(self, req: Req) -> None:
+        """Put a request, new or retracted, behind all that wait."""
+        self.arrivals += 1
+        req.arrival = self.arrivals
+        self.waiting_queue.append(req)
 
     def take_bid(self) -> int:
         bid = self.next_bid

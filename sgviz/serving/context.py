@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from sgviz.events import Tracer
 from sgviz.messages import FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput
+from sgviz.messages.generate import WEIGHT_VERSION
 
 # SGLang's public answer dict: {"text", "output_ids", "meta_info", "index"?}; it leaves by /generate as it is
 EngineOutput = dict[str, Any]
@@ -61,7 +62,7 @@ class ChatTemplates(Protocol):
     def apply(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[int]:
-        """Prompt ids of a conversation."""
+        """Prompt ids of a conversation. Raises BadRequest if the template refuses it."""
         ...
 
 
@@ -76,7 +77,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_path: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     is_generation: bool = True
-    weight_version: str = "default"
+    weight_version: str = WEIGHT_VERSION
     default_sampling: Mapping[str, float] = {}
 
 
@@ -105,7 +106,7 @@ class ServingContext:
     """Everything `create_app` needs.
 
     Attributes:
-        settings: for /server_info; values under a name that ends in `api_key` are masked.
+        settings: for /server_info, as they are: without secrets.
         mounts: called with the app before it starts, to add routes (/metrics, /sgviz, /viz).
         enable_cache_report: cached tokens in `usage.prompt_tokens_details`.
         default_include_usage: streams end with usage even if not asked for.

@@ -17,27 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from sgviz.errors import (
-    BadRequest,
-    ClientDisconnected,
-    Forbidden,
-    NotFound,
-    SgvizError,
-    Unauthorized,
-    Unavailable,
-)
+from sgviz.errors import BadRequest, ClientDisconnected, NotFound, SgvizError, from_status
 
 logger = logging.getLogger(__name__)
 BEARER = {"WWW-Authenticate": "Bearer"}
-
-
-class EngineFailure(SgvizError):
-    """A request ended inside the engine with a status of its own."""
-
-    def __init__(self, message: str, status: int, type: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.type = type
 
 
 def error_body(error: SgvizError) -> dict[str, Any]:
@@ -56,26 +39,16 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def error_of_status(status: int, message: str, type: str | None = None) -> SgvizError:
-    """The error that has this HTTP status."""
-    known = (BadRequest, Unauthorized, Forbidden, NotFound, Unavailable)
-    default = next((kind.type for kind in known if kind.status == status), None)
-    fallback = "BadRequestError" if status < 500 else SgvizError.type
-    return EngineFailure(message, status, type or default or fallback)
-
-
 def as_sgviz_error(error: BaseException) -> SgvizError:
-    """What a client is told about an exception: ValueError is its fault, anything unknown is ours (500)."""
+    """What a client is told about an exception: one that sgviz did not raise on purpose is ours, logged, a 500."""
     if isinstance(error, SgvizError):
         return error
     if isinstance(error, ClientDisconnect):
         return ClientDisconnected("the client hung up")
     if isinstance(error, HTTPException):
-        return error_of_status(error.status_code, str(error.detail))
-    if isinstance(error, ValueError):
-        return BadRequest(str(error))
+        return from_status(error.status_code, str(error.detail))
     logger.error("request failed", exc_info=error)
-    return EngineFailure(f"internal error: {type(error).__name__}: {error}", 500, SgvizError.type)
+    return SgvizError(f"internal error: {type(error).__name__}: {error}")
 
 
 async def validate_json_request(request: Request) -> dict[str, Any]:
@@ -122,7 +95,7 @@ def install_error_handlers(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"])
         return error_response(BadRequest(f"{where}: {first['msg']}", param=where))
 
-    for kind in (SgvizError, ClientDisconnect, ValueError, Exception):
+    for kind in (SgvizError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(HTTPException, handle_http)
     app.add_exception_handler(RequestValidationError, handle_validation)

@@ -28,8 +28,8 @@ class OpenAIServingBase(ServingBase[OR]):
     chunk_name: str
     fields: On
 
-    def _rids(self, request: OR) -> list[str]:
-        return [request.rid or new_rid(self.rid_prefix)]
+    def _rid(self, request: OR) -> str:
+        return request.rid or new_rid(self.rid_prefix)
 
     def _validate_request(self, request: OR, body: dict[str, Any]) -> None:
         check_model(request.model, self.context.facts)

@@ -108,8 +108,8 @@ class OpenAIStream(ABC):
         usage = b""
         if self._include_usage:
             usage = sse({**self._head, "choices": [], "usage": self._usage.total()})
-            self._reply.sent(str(self._head["id"]), 0, "usage")
-        self._reply.sent(str(self._head["id"]), 0, "done")
+            self._reply.sent(self._reply.rid, 0, "usage")
+        self._reply.sent(self._reply.rid, 0, "done")
         return usage + DONE
 
     def _open(self, index: int, meta: dict[str, Any], parts: list[bytes]) -> None:

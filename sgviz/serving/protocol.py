@@ -108,7 +108,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_text_in_logprobs: bool | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
-    log_metrics: bool | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -185,6 +184,11 @@ def prompt_of(value: str | list[Any], name: str = "prompt") -> tuple[str, Any]:
         _check_items(value, lambda item: isinstance(item, str), "a string", name)
         return "text", value
     return "input_ids", ids_of(value, name)
+
+
+def batch_size(prompt: str | list[Any] | None) -> int | None:
+    """The number of prompts of a batch, by its first item; None for a single prompt."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else None
 
 
 def _check_items(items: list[Any], fits: Any, wanted: str, name: str) -> None:

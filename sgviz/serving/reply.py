@@ -2,7 +2,7 @@
 
 Mirrors SGLang's StreamingResponse with its background abort task; here a hang-up is noticed at once: in
 the wait for the first item, in a non-streamed answer and in the middle of a stream.
-Imports: errors, events.
+Imports: errors, events, messages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sgviz.errors import ClientDisconnected
 from sgviz.events.schema import ChunkSent
+from sgviz.messages.generate import failure_of
 from sgviz.serving.context import EngineOutput, ServingContext
-from sgviz.serving.http_errors import error_of_status
 
 T = TypeVar("T")
 CLIENT_GONE = 499
@@ -65,11 +65,13 @@ class Reply:
     """The rids behind one answer. `end` reports each of them once, however the answer ends.
 
     Attributes:
+        rid: the first; what belongs to the whole answer is told under it.
         status: what the end of a stream is reported with; an error in the stream sets it to its own.
     """
 
     def __init__(self, context: ServingContext, rids: list[str]) -> None:
         self._context = context
+        self.rid = rids[0]
         self._rids = dict.fromkeys(rids)
         self._ended = False
         self.status = 200
@@ -86,7 +88,7 @@ class Reply:
 
     def sent_error(self, message: str) -> None:
         """An error goes to the HTTP layer, in place of the rest of the answer."""
-        self.sent(next(iter(self._rids)), 0, "error", len(message))
+        self.sent(self.rid, 0, "error", len(message))
 
     def end(self, status: int) -> None:
         """The last byte was handed over, or nobody is there to take it (499)."""
@@ -108,26 +110,19 @@ class EngineStream:
         """The next outputs; none at the end.
 
         Raises:
-            EngineFailure: the engine ended one of them with a status of its own.
+            SgvizError: the engine ended one of them with a status of its own.
         """
         item = await anext(self._items, None)
         outputs = item if isinstance(item, list) else [item] if item is not None else []
         for output in outputs:
             self._reply.saw(output["meta_info"]["id"])
-            _raise_if_failed(output["meta_info"]["finish_reason"])
+            if (failure := failure_of(output["meta_info"]["finish_reason"])) is not None:
+                raise failure
         return outputs
 
     async def close(self) -> None:
         if isinstance(self._items, AsyncGenerator):
             await self._items.aclose()
-
-
-def _raise_if_failed(reason: dict[str, Any] | None) -> None:
-    """An abort with a status is an error; one without (by /abort_request) is a normal end."""
-    if reason and reason["type"] == "abort" and 400 <= (reason.get("status_code") or 0) <= 599:
-        raise error_of_status(
-            reason["status_code"], reason.get("message") or "aborted", reason.get("err_type")
-        )
 
 
 class BodyResponse(Response):

@@ -1,25 +1,28 @@
 """The endpoints. Each is a few lines: its body is checked, its object on `app.state` answers.
 
 Mirrors SGLang's http_server routes as far as their features exist.
-Imports: errors.
+Imports: errors, messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from sgviz.errors import BadRequest, Unavailable
+from sgviz.messages.generate import LONG_TEXT
 from sgviz.serving.context import ServingContext
 from sgviz.serving.http_errors import json_response, validate_json_request
 from sgviz.serving.protocol import AbortRequest, DetokenizeRequest, TokenizeRequest, ids_of, is_ids, parse
 from sgviz.serving.serving_base import check_model, refuse_unless_up
 
+T = TypeVar("T")
 router = APIRouter()
 Body = Annotated[dict[str, Any], Depends(validate_json_request)]
 FLUSH_RETRY_S = 0.05
@@ -134,13 +137,11 @@ async def model_info(context: Context) -> Response:
 @router.get("/server_info")
 @router.get("/get_server_info")
 async def server_info(context: Context) -> Response:
-    """Settings (keys masked), version, and the scheduler's own account of itself."""
+    """Settings, version, and the scheduler's own account of itself."""
     reply = await context.tokenizer_manager.get_internal_state(context.health_timeout)
-    hidden = {name for name, value in context.settings.items() if name.endswith("api_key") and value}
-    settings = {name: "***" if name in hidden else value for name, value in context.settings.items()}
     return json_response(
         {
-            **settings,
+            **context.settings,
             "served_model_name": context.facts.served_model_name,
             "version": context.facts.version,
             "status": context.status.state,
@@ -189,7 +190,9 @@ async def tokenize(body: Body, context: Context) -> Response:
     special = request.add_special_tokens is not False
     encode = context.tokenizer.encode
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    rows = [encode(text, add_special_tokens=special) for text in prompts]
+    rows = await _off_loop(
+        sum(map(len, prompts)), lambda: [encode(text, add_special_tokens=special) for text in prompts]
+    )
     counts = [len(row) for row in rows]
     single = isinstance(request.prompt, str)
     return json_response(
@@ -212,8 +215,16 @@ async def detokenize(body: Body, context: Context) -> Response:
     for row in rows:
         _check_vocabulary(row, context.facts.vocab_size)
     skip = request.skip_special_tokens is not False
-    texts = [context.tokenizer.decode(row, skip_special_tokens=skip) for row in rows]
+    decode = context.tokenizer.decode
+    texts = await _off_loop(
+        sum(map(len, rows)), lambda: [decode(row, skip_special_tokens=skip) for row in rows]
+    )
     return json_response({"text": texts[0] if single else texts})
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`; in a thread if its `size` in characters or ids would hold up every stream."""
+    return await asyncio.to_thread(work) if size > LONG_TEXT else work()
 
 
 def _check_vocabulary(ids: list[int], vocab_size: int) -> None:

@@ -7,6 +7,7 @@ Imports: errors, messages.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sgviz.errors import BadRequest, suggest
@@ -22,7 +23,12 @@ _COPIED = (
     "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim",
     "skip_special_tokens", "spaces_between_special_tokens", "stream_interval", "min_tokens", "seed",
 )  # fmt: skip
-NATIVE_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name != "stop_str_max_len")
+NATIVE_FIELDS = SamplingParams.__struct_fields__
+# the other way round, for what is found wrong behind this stage
+SAMPLING_NAMES = MappingProxyType(
+    {**{ours: body for body, ours in _RENAMED.items()}, "max_new_tokens": "max_tokens"}
+)
+NATIVE_NAMES = MappingProxyType({name: f"sampling_params.{name}" for name in NATIVE_FIELDS})
 _INT64_FIELDS = ("sampling_seed", "stream_interval", "max_new_tokens", "min_new_tokens")
 
 

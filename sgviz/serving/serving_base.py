@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,11 +18,12 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from sgviz.errors import NotFound, SgvizError, Unavailable
-from sgviz.events.schema import RequestConverted, RequestReceived
+from sgviz.errors import BadRequest, NotFound, SgvizError, Unavailable
 from sgviz.messages import GenerateReqInput
+from sgviz.messages.generate import prompt_rids
+from sgviz.serving.arrivals import Arrival, tell_converted, tell_received
 from sgviz.serving.context import EngineOutput, ModelFacts, ServerState, ServerStatus, ServingContext
-from sgviz.serving.http_errors import EngineFailure, as_sgviz_error, error_body, error_response
+from sgviz.serving.http_errors import as_sgviz_error, error_body, error_response
 from sgviz.serving.protocol import GenerateRequest, OpenAIRequest, parse
 from sgviz.serving.reply import BodyResponse, ClientWatch, EngineStream, EventStream, Reply
 
@@ -60,6 +61,8 @@ class ServingBase(ABC, Generic[R]):
 
     kind: type[R]
     type_name: str
+    # names of the body for fields of GenerateReqInput and SamplingParams, where they differ
+    public_names: Mapping[str, str]
 
     def __init__(self, context: ServingContext) -> None:
         self.context = context
@@ -71,14 +74,15 @@ class ServingBase(ABC, Generic[R]):
         try:
             refuse_unless_up(self.context.status)
             request = parse(self.kind, body)
-            rids = self._rids(request)
+            rid = self._rid(request)
+            rids = prompt_rids(rid, self._batch_size(request))
             reply = Reply(self.context, rids)
-            self._trace_received(request, rids, http.url.path)
+            tell_received(self.context.trace, rids, self._arrival(request, http.url.path))
             self._validate_request(request, body)
-            obj = await self._convert_to_internal_request(request, rids)
-            obj.received_ns = received_ns
-            self._trace_converted(obj, rids)
-            return await self._generate(request, rids[0], obj, reply, http)
+            obj = await self._convert_to_internal_request(request)
+            obj.rid, obj.received_ns = rid, received_ns
+            tell_converted(self.context.trace, rids, obj)
+            return await self._generate(request, rid if isinstance(rid, str) else rid[0], obj, reply, http)
         except asyncio.CancelledError:
             if self.context.status.state is not ServerState.STOPPING:
                 raise
@@ -87,19 +91,24 @@ class ServingBase(ABC, Generic[R]):
             return self._failed(error, reply)
 
     @abstractmethod
-    def _rids(self, request: R) -> list[str]:
-        """The rids this request is known by; the first one names the answer."""
+    def _rid(self, request: R) -> str | list[str]:
+        """The rid as given, or a fresh one; it (or the first of a list) names the answer."""
 
     @abstractmethod
-    def _describe(self, request: R) -> tuple[str, int, int]:
-        """`(model, messages, characters)` for the event."""
+    def _batch_size(self, request: R) -> int | None:
+        """The number of prompts of a batch; None for a single prompt. The request may be wrong yet."""
+
+    @abstractmethod
+    def _arrival(self, request: R, path: str) -> Arrival:
+        """What the event says."""
 
     @abstractmethod
     def _validate_request(self, request: R, body: dict[str, Any]) -> None:
         """Raise SgvizError for what can be seen to be wrong without the engine."""
 
     @abstractmethod
-    async def _convert_to_internal_request(self, request: R, rids: list[str]) -> GenerateReqInput: ...
+    async def _convert_to_internal_request(self, request: R) -> GenerateReqInput:
+        """All but its rid and the time of its arrival."""
 
     @abstractmethod
     def _whole_answer(self, exchange: Exchange[R], outputs: list[EngineOutput]) -> Any:
@@ -119,17 +128,23 @@ class ServingBase(ABC, Generic[R]):
             # awaited before any status goes out, so that an early error still gets its own
             first = await watch.race(source.next())
             if not first:
-                raise EngineFailure("the engine gave no answer", 500, SgvizError.type)
+                raise SgvizError("the engine gave no answer")
             if obj.stream:
                 return self._handle_streaming_request(exchange, first, watch)
             response = self._handle_non_streaming_request(exchange, first)
-        except BaseException:
+        except BaseException as error:
             watch.close()
             await source.close()
+            if isinstance(error, BadRequest) and error.param is not None:
+                error.param = self._public_name(error.param, request)
             raise
         watch.close()
         await source.close()
         return response
+
+    def _public_name(self, param: str, request: R) -> str:
+        """What clients call the field that the TokenizerManager complains about."""
+        return self.public_names.get(param, param)
 
     def _handle_non_streaming_request(self, exchange: Exchange[R], outputs: list[EngineOutput]) -> Response:
         content = msgspec.json.encode(self._whole_answer(exchange, outputs))
@@ -168,53 +183,6 @@ class ServingBase(ABC, Generic[R]):
         reply.sent_error(error.message)
         return BodyResponse(msgspec.json.encode(error_body(error)), error.status, reply)
 
-    def _trace_received(self, request: R, rids: list[str], path: str) -> None:
-        trace = self.context.trace
-        if not trace.on:
-            return
-        model, messages, chars = self._describe(request)
-        for rid in rids:
-            trace.emit(
-                RequestReceived(
-                    rid=rid,
-                    type=self.type_name,
-                    path=path,
-                    stream=bool(request.stream),
-                    model=model,
-                    messages=messages,
-                    chars=chars,
-                )
-            )
-
-    def _trace_converted(self, obj: GenerateReqInput, rids: list[str]) -> None:
-        trace = self.context.trace
-        if not trace.on:
-            return
-        kind, size = _prompt_size(obj)
-        listed = obj.sampling_params if isinstance(obj.sampling_params, list) else [obj.sampling_params]
-        params = listed[0]
-        for rid in rids:
-            trace.emit(
-                RequestConverted(
-                    rid=rid,
-                    prompt_kind=kind,
-                    size=size,
-                    max_new_tokens=params.max_new_tokens,
-                    temperature=params.temperature,
-                    top_p=params.top_p,
-                    top_k=params.top_k,
-                    stop=params.stop_strings,
-                )
-            )
-
-
-def _prompt_size(obj: GenerateReqInput) -> tuple[str, int]:
-    """The kind of prompt and its characters or ids, over the whole batch."""
-    if obj.text is not None:
-        return "text", len(obj.text) if isinstance(obj.text, str) else sum(map(len, obj.text))
-    rows = obj.input_ids or []
-    return "input_ids", sum(len(row) if isinstance(row, list) else 1 for row in rows)
-
 
 def refuse_unless_up(status: ServerStatus) -> None:
     """Raise Unavailable while the server starts, stops or is broken."""
@@ -231,8 +199,19 @@ def check_model(name: str | None, facts: ModelFacts) -> None:
 
 
 def extra_key_of(request: OpenAIRequest | GenerateRequest) -> str | None:
-    """The name of the prefix cache's compartment, or None for the common one."""
-    return (request.cache_salt or "") + (request.extra_key or "") or None
+    """The name of the prefix cache's compartment, or None for the common one.
+
+    Without a salt it is the extra key itself, as in a call from Python. No two pairs share a name.
+
+    Raises:
+        BadRequest: one of them holds the character that separates them.
+    """
+    for name in ("cache_salt", "extra_key"):
+        if "\0" in (getattr(request, name) or ""):
+            raise BadRequest(f"{name} must not hold the character U+0000", param=name)
+    if request.cache_salt:
+        return f"{request.cache_salt}\0{request.extra_key or ''}"
+    return request.extra_key or None
 
 
 def sse(content: Any) -> bytes:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from sgviz.errors import BadRequest, suggest
 from sgviz.messages import GenerateReqInput
+from sgviz.serving.arrivals import Arrival
 from sgviz.serving.context import EngineOutput, ServingContext
 from sgviz.serving.later import On
 from sgviz.serving.logprobs import chat_logprobs
 from sgviz.serving.openai_base import OpenAIServingBase
 from sgviz.serving.openai_stream import OpenAIStream, SentSoFar
 from sgviz.serving.protocol import ChatCompletionRequest, ChatMessage, ContentPart
-from sgviz.serving.sampling import openai_sampling
+from sgviz.serving.sampling import SAMPLING_NAMES, openai_sampling
 from sgviz.serving.serving_base import Exchange, extra_key_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -37,6 +39,9 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     fields = On.CHAT
+    public_names = MappingProxyType(
+        {**SAMPLING_NAMES, "input_ids": "messages", "top_logprobs_num": "top_logprobs"}
+    )
 
     def __init__(self, context: ServingContext) -> None:
         super().__init__(context)
@@ -46,10 +51,23 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _describe(self, request: ChatCompletionRequest) -> tuple[str, int, int]:
-        chars = sum(_chars(message) for message in request.messages)
-        model = request.model or self.context.facts.served_model_name
-        return model, len(request.messages), chars
+    def _batch_size(self, request: ChatCompletionRequest) -> None:
+        return None
+
+    def _arrival(self, request: ChatCompletionRequest, path: str) -> Arrival:
+        return Arrival(
+            type=self.type_name,
+            path=path,
+            stream=bool(request.stream),
+            model=request.model or self.context.facts.served_model_name,
+            messages=len(request.messages),
+            chars=[sum(_chars(message) for message in request.messages)],
+        )
+
+    def _public_name(self, param: str, request: ChatCompletionRequest) -> str:
+        if param == "max_new_tokens" and request.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super()._public_name(param, request)
 
     def _validate_request(self, request: ChatCompletionRequest, body: dict[str, Any]) -> None:
         super()._validate_request(request, body)
@@ -70,9 +88,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
                 param="continue_final_message",
             )
 
-    async def _convert_to_internal_request(
-        self, request: ChatCompletionRequest, rids: list[str]
-    ) -> GenerateReqInput:
+    async def _convert_to_internal_request(self, request: ChatCompletionRequest) -> GenerateReqInput:
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         sampling = openai_sampling(request, limit, self.context.facts.default_sampling)
@@ -81,7 +97,6 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         input_ids = await loop.run_in_executor(self._thread, self._apply_template, request, messages)
         return GenerateReqInput(
             input_ids=input_ids,
-            rid=rids[0],
             sampling_params=sampling,
             stream=bool(request.stream),
             return_logprob=bool(request.logprobs),
@@ -95,10 +110,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         if request.reasoning_effort is not None:
             options.setdefault("reasoning_effort", request.reasoning_effort)
         begun = messages.pop()["content"] if request.continue_final_message else ""
-        try:
-            ids = self.context.templates.apply(messages, add_generation_prompt=True, **options)
-        except Exception as error:  # templates raise whatever they like at messages they do not take
-            raise BadRequest(f"the chat template refused the messages: {error}", param="messages") from error
+        ids = self.context.templates.apply(messages, add_generation_prompt=True, **options)
         return ids + self.context.tokenizer.encode(begun, add_special_tokens=False) if begun else ids
 
     def _choice(

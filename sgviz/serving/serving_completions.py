@@ -6,20 +6,22 @@ Imports: errors, messages.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from sgviz.errors import BadRequest
 from sgviz.messages import GenerateReqInput
+from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On
 from sgviz.serving.logprobs import completion_logprobs
 from sgviz.serving.openai_base import OpenAIServingBase
 from sgviz.serving.openai_stream import OpenAIStream, SentSoFar, UsageSum
-from sgviz.serving.protocol import CompletionRequest, prompt_of
+from sgviz.serving.protocol import CompletionRequest, batch_size, prompt_of
 from sgviz.serving.reply import Reply
-from sgviz.serving.sampling import openai_sampling
+from sgviz.serving.sampling import SAMPLING_NAMES, openai_sampling
 from sgviz.serving.serving_base import Exchange, extra_key_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -32,10 +34,22 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     object_name = "text_completion"
     chunk_name = "text_completion"
     fields = On.COMPLETION
+    public_names = MappingProxyType(
+        {**SAMPLING_NAMES, "text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
+    )
 
-    def _describe(self, request: CompletionRequest) -> tuple[str, int, int]:
-        chars = len(request.prompt) if isinstance(request.prompt, str) else sum(map(_len, request.prompt))
-        return request.model or self.context.facts.served_model_name, 0, chars
+    def _batch_size(self, request: CompletionRequest) -> int | None:
+        return batch_size(request.prompt)
+
+    def _arrival(self, request: CompletionRequest, path: str) -> Arrival:
+        prompt = request.prompt
+        return Arrival(
+            type=self.type_name,
+            path=path,
+            stream=bool(request.stream),
+            model=request.model or self.context.facts.served_model_name,
+            chars=text_chars([prompt] if isinstance(prompt, str) else prompt),
+        )
 
     def _validate_request(self, request: CompletionRequest, body: dict[str, Any]) -> None:
         super()._validate_request(request, body)
@@ -45,15 +59,12 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
                 f"best_of must be at least n ({request.n or 1}), got {request.best_of}", param="best_of"
             )
 
-    async def _convert_to_internal_request(
-        self, request: CompletionRequest, rids: list[str]
-    ) -> GenerateReqInput:
+    async def _convert_to_internal_request(self, request: CompletionRequest) -> GenerateReqInput:
         limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         kind, prompt = prompt_of(request.prompt)
         return GenerateReqInput(
             text=prompt if kind == "text" else None,
             input_ids=prompt if kind == "input_ids" else None,
-            rid=rids[0],
             sampling_params=openai_sampling(request, limit, self.context.facts.default_sampling),
             stream=bool(request.stream),
             return_logprob=request.logprobs is not None,
@@ -134,8 +145,3 @@ class CompletionStream(OpenAIStream):
             sent.tokens += len(logprobs["tokens"])
             sent.offset += sum(map(len, logprobs["tokens"]))
         return logprobs
-
-
-def _len(item: Any) -> int:
-    """Characters of a string; one for an id, its length for a list of ids."""
-    return len(item) if isinstance(item, str | list) else 1

@@ -11,11 +11,12 @@ from typing import Any
 from sgviz.errors import BadRequest
 from sgviz.messages import GenerateReqInput, SamplingParams
 from sgviz.messages.generate import new_rid
+from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On, refuse_later
-from sgviz.serving.protocol import GenerateRequest, ids_of
+from sgviz.serving.protocol import GenerateRequest, batch_size, ids_of
 from sgviz.serving.reply import Reply
-from sgviz.serving.sampling import native_sampling
+from sgviz.serving.sampling import NATIVE_NAMES, native_sampling
 from sgviz.serving.serving_base import DONE, Exchange, ServingBase, extra_key_of, sse
 
 
@@ -23,14 +24,22 @@ class ServingGenerate(ServingBase[GenerateRequest]):
     kind = GenerateRequest
     type_name = "GenerateReqInput"
 
-    def _rids(self, request: GenerateRequest) -> list[str]:
-        if isinstance(request.rid, list) and request.rid:
-            return list(dict.fromkeys(request.rid))
-        return [request.rid or new_rid()] if not isinstance(request.rid, list) else [new_rid()]
+    public_names = NATIVE_NAMES
 
-    def _describe(self, request: GenerateRequest) -> tuple[str, int, int]:
-        texts = [request.text] if isinstance(request.text, str) else request.text or []
-        return self.context.facts.served_model_name, 0, sum(map(len, texts))
+    def _rid(self, request: GenerateRequest) -> str | list[str]:
+        return request.rid or new_rid()
+
+    def _batch_size(self, request: GenerateRequest) -> int | None:
+        return batch_size(request.input_ids if request.text is None else request.text)
+
+    def _arrival(self, request: GenerateRequest, path: str) -> Arrival:
+        return Arrival(
+            type=self.type_name,
+            path=path,
+            stream=bool(request.stream),
+            model=self.context.facts.served_model_name,
+            chars=text_chars([request.text] if isinstance(request.text, str) else request.text or []),
+        )
 
     def _validate_request(self, request: GenerateRequest, body: dict[str, Any]) -> None:
         refuse_later(body, On.GENERATE)
@@ -41,25 +50,21 @@ class ServingGenerate(ServingBase[GenerateRequest]):
             raise BadRequest("text must not be an empty list", param="text")
         if request.input_ids is not None:
             ids_of(request.input_ids, "input_ids")
-        size = _batch_size(request)
+        size = self._batch_size(request)
         for name in ("rid", "sampling_params", "return_logprob", "top_logprobs_num"):
             _check_length(name, getattr(request, name), size)
         _check_top_logprobs(request.top_logprobs_num, self.context.facts.vocab_size)
 
-    async def _convert_to_internal_request(
-        self, request: GenerateRequest, rids: list[str]
-    ) -> GenerateReqInput:
+    async def _convert_to_internal_request(self, request: GenerateRequest) -> GenerateReqInput:
         return GenerateReqInput(
             text=request.text,
             input_ids=request.input_ids,
-            rid=request.rid or rids[0],
             sampling_params=_sampling(request.sampling_params),
             stream=bool(request.stream),
             return_logprob=request.return_logprob or False,
             top_logprobs_num=request.top_logprobs_num or 0,
             return_text_in_logprobs=bool(request.return_text_in_logprobs),
             extra_key=extra_key_of(request),
-            log_metrics=request.log_metrics is not False,
         )
 
     def _whole_answer(self, exchange: Exchange[GenerateRequest], outputs: list[EngineOutput]) -> Any:
@@ -91,14 +96,6 @@ class NativeStream:
     def closing(self) -> bytes:
         self._reply.sent(self._rid, 0, "done")
         return DONE
-
-
-def _batch_size(request: GenerateRequest) -> int | None:
-    """The number of prompts of a batch; None for a single prompt."""
-    if request.text is not None:
-        return len(request.text) if isinstance(request.text, list) else None
-    assert request.input_ids
-    return len(request.input_ids) if isinstance(request.input_ids[0], list) else None
 
 
 def _check_length(name: str, value: object, size: int | None) -> None:

@@ -109,6 +109,7 @@ class RequestRun:
             self._table.finish(state, reason)
             state.wake()
             return
+        state.cached_before = warm_up.cached_tokens
         state.stats.tokenize_start = warm_up.stats.tokenize_start
         state.stats.tokenize_finish = warm_up.stats.tokenize_finish
         self._note_tokenized(state, message)

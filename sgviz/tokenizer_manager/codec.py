@@ -17,7 +17,3 @@ class TextCodec(Protocol):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str: ...
-
-    def count_tokens(self, text: str, /) -> int:
-        """Tokens of `text` without special ones."""
-        ...

@@ -8,7 +8,8 @@ or `run_coroutine_threadsafe`. Imports: messages, channel, errors, events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from sgviz.channel import AsyncReceiver, Sender
@@ -28,7 +29,7 @@ from sgviz.messages import (
     TokenizedGenerateReqInput,
     ToTokenizer,
 )
-from sgviz.messages.generate import new_rid
+from sgviz.messages.generate import HEALTH_CHECK_PREFIX, new_rid
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
@@ -38,8 +39,10 @@ from sgviz.tokenizer_manager.receive import ResultReceiver
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.state import Limits, ReqState
 from sgviz.tokenizer_manager.table import RequestTable
-from sgviz.tokenizer_manager.tokenize import HEALTH_CHECK_PREFIX, Preparer
+from sgviz.tokenizer_manager.tokenize import Preparer
 from sgviz.tokenizer_manager.wait import IsDisconnected, Waiter
+
+logger = logging.getLogger(__name__)
 
 ABORTED_BY_CALLER = "the request was aborted by its caller"
 REPLY_TIMEOUT_S = 30.0
@@ -54,6 +57,7 @@ class TokenizerManager:
         limits: what a prompt and its output must fit into.
         clock: source of the stamps; None: the tracer's.
         unix_offset_ns: calendar time minus that clock; None: as the wall clock has it.
+        on_failure: told why when nothing can be received any more, after every waiter got its error.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class TokenizerManager:
         limits: Limits,
         clock: Clock | None = None,
         unix_offset_ns: int | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self.limits = limits
+        self._on_failure = on_failure
         self._sender = sender
         self._trace = trace
         self._clock = clock = clock or trace.clock
@@ -225,7 +231,7 @@ class TokenizerManager:
     def _probe(self) -> TokenizedGenerateReqInput:
         """One greedy token after id 0, under a rid that is in no table."""
         now = self._clock.now()
-        params = SamplingParams(max_new_tokens=1, temperature=0.0).normalize(len)
+        params = SamplingParams(max_new_tokens=1, temperature=0.0).normalize()
         return TokenizedGenerateReqInput(
             rid=new_rid(HEALTH_CHECK_PREFIX),
             input_ids=[0],
@@ -235,8 +241,13 @@ class TokenizerManager:
         )
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.fail_all(f"receiving from the engine failed: {task.exception()}")
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("receiving from the engine failed", exc_info=error)
+        why = f"receiving from the engine failed: {type(error).__name__}: {error}"
+        self.fail_all(why)
+        if self._on_failure is not None:
+            self._on_failure(why)
 
 
 def _why(error: BaseException) -> str:

@@ -1,15 +1,15 @@
 """The answer's shape: SGLang's `{"text", "output_ids", "meta_info"}`, made only when somebody reads it.
 
-Imports: errors, events, and the state it reads.
+Imports: messages, events, and the state it reads.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sgviz.errors import from_status
 from sgviz.events.clock import WallClock
 from sgviz.events.time_stats import TimeStats, end_to_end_ns, stages
+from sgviz.messages.generate import WEIGHT_VERSION, failure_of
 from sgviz.tokenizer_manager.state import ReqState
 
 Output = dict[str, Any]
@@ -48,9 +48,9 @@ class OutputBuilder:
             "finish_reason": reason.as_dict() if reason else None,
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": state.completion_tokens,
-            "cached_tokens": state.cached_tokens,
+            "cached_tokens": state.cached_tokens if state.cached_before is None else state.cached_before,
             "num_retractions": state.num_retractions,
-            "weight_version": "default",
+            "weight_version": WEIGHT_VERSION,
             "dp_rank": 0,
         }
         if state.obj.return_logprob:
@@ -89,8 +89,8 @@ def _first_token(stats: TimeStats, *, stream: bool) -> int:
 
 
 def raise_failure(item: Output | list[Output]) -> None:
-    """Raise the error that an output stands for if the engine ended it with a status of its own."""
+    """Raise the error that an output stands for, see `failure_of`."""
     for output in item if isinstance(item, list) else [item]:
-        reason = output["meta_info"].get("finish_reason") or {}
-        if reason.get("type") == "abort" and reason.get("status_code"):
-            raise from_status(reason["status_code"], reason["message"])
+        failure = failure_of(output["meta_info"].get("finish_reason"))
+        if failure is not None:
+            raise failure

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import FinishReason, GenerateReqInput
+from sgviz.messages.generate import most_new_tokens
 
 LogprobEntry = tuple[float, int, str | None]  # log-probability, token id, its text if asked for
 
@@ -31,14 +32,28 @@ class Limits:
     """What a request must fit into, in tokens.
 
     Attributes:
-        context_len: prompt and output together.
+        context_len: the model's positions.
+        max_req_len: prompt and output together, as the scheduler takes them.
         max_req_input_len: longest prompt that the scheduler's memory can take.
+        max_total_num_tokens: KV slots, in pages of `page_size`.
         vocab_size: ids of the model are 0 to vocab_size - 1.
     """
 
     context_len: int
+    max_req_len: int
     max_req_input_len: int
+    max_total_num_tokens: int
+    page_size: int
     vocab_size: int
+
+    def most_new_tokens(self, prompt: int) -> int:
+        """The longest output after a prompt of so many tokens."""
+        return most_new_tokens(
+            prompt,
+            max_req_len=self.max_req_len,
+            max_total_num_tokens=self.max_total_num_tokens,
+            page_size=self.page_size,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +65,8 @@ class ReqState:
         event: set when there is something to read; one request's states share it.
         dispatched: the scheduler has it, so only the scheduler's last message ends it.
         unread: news since the last read.
+        cached_before: of a sample (n > 1), the prompt tokens found cached before its own warm-up; the caller is
+            told these, not what that warm-up left for it. None: no warm-up.
         output_ids, token_logprobs, top_logprobs: everything so far.
     """
 
@@ -65,6 +82,7 @@ class ReqState:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cached_before: int | None = None
     num_retractions: int = 0
     output_ids: list[int] = field(default_factory=list)
     token_logprobs: list[LogprobEntry] = field(default_factory=list)

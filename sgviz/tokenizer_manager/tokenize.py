@@ -16,13 +16,11 @@ import msgspec
 from sgviz.errors import BadRequest
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
-from sgviz.messages.generate import new_rid
+from sgviz.messages.generate import HEALTH_CHECK_PREFIX, LONG_TEXT, new_rid, prompt_rids
 from sgviz.messages.sampling import TOP_K_ALL
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.state import Limits
 
-HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"
-LONG_TEXT = 50_000  # characters from which tokenizing leaves the event loop's thread
 INT64_MAX = 2**63 - 1
 T = TypeVar("T")
 
@@ -50,8 +48,6 @@ class Preparer:
         logprobs = _spread(obj.return_logprob, size, "return_logprob")
         for top in tops:
             _check_range("top_logprobs_num", top, 0, self._limits.vocab_size)
-        if obj.priority is not None:
-            _check_range("priority", obj.priority, -INT64_MAX - 1, INT64_MAX)
         _check_unicode("extra_key", obj.extra_key or "")
         return [
             msgspec.structs.replace(
@@ -85,14 +81,13 @@ class Preparer:
             return_logprob=bool(one.return_logprob),
             top_logprobs_num=_single(one.top_logprobs_num),
             extra_key=one.extra_key,
-            priority=one.priority,
         )
 
     def _settle(self, params: SamplingParams) -> SamplingParams:
         for text in params.stop_strings:
             _check_unicode("stop", text)
         params.verify(self._limits.vocab_size)
-        params = params.normalize(self._codec.count_tokens)
+        params = params.normalize()
         seed = params.sampling_seed
         if seed is not None:  # the copies of n > 1 count on from it
             _check_range("sampling_seed", seed, -INT64_MAX - 1, INT64_MAX - params.n)
@@ -132,16 +127,17 @@ class Preparer:
             )
 
     def _fit(self, params: SamplingParams, length: int) -> SamplingParams:
-        """The output limit against the context: None becomes all that is left."""
-        left = self._limits.context_len - length
+        """The output limit against context and KV memory: None becomes all that is left."""
+        limits, left = self._limits, self._limits.most_new_tokens(length)
         if params.max_new_tokens is None:
             params = msgspec.structs.replace(params, max_new_tokens=left)
             params.verify(self._limits.vocab_size)
         elif params.max_new_tokens > left:
             raise BadRequest(
-                f"the prompt has {length} tokens and up to {params.max_new_tokens} are asked for; this "
-                f"model's maximum context length is {self._limits.context_len} tokens, which leaves {left}",
-                param="max_tokens",
+                f"the prompt has {length} tokens and up to {params.max_new_tokens} are asked for; this model's "
+                f"maximum context length of {limits.context_len} tokens and a KV pool of "
+                f"{limits.max_total_num_tokens} leave at most {left}",
+                param="max_new_tokens",
             )
         return params
 
@@ -170,7 +166,7 @@ def _rids(rid: str | list[str] | None, size: int | None) -> list[str]:
         return [new_rid() for _ in range(size or 1)]
     if isinstance(rid, str) and size is not None:
         _check_rid(rid)
-        return [f"{rid}_{i}" for i in range(size)]
+        return prompt_rids(rid, size)
     rids = _spread(rid, size, "rid")
     for each in rids:
         _check_rid(each)

@@ -198,12 +198,16 @@ class Stage:
 
     def _make_tokenizer(self, after: AfterFinish | None) -> TokenizerActor:
         clock, info = self._clocks["tokenizer_manager"], self._scheduler.worker.info
+        of_scheduler = self._scheduler.state.limits
         sender = self._sender(self._to_scheduler, clock)
         loop = SteppedLoop()
         results: HandedIn[ToTokenizer] = HandedIn()
         limits = Limits(
             context_len=info.context_len,
-            max_req_input_len=self._scheduler.state.limits.max_req_input_len,
+            max_req_len=of_scheduler.max_req_len,
+            max_req_input_len=of_scheduler.max_req_input_len,
+            max_total_num_tokens=of_scheduler.max_total_num_tokens,
+            page_size=of_scheduler.page_size,
             vocab_size=info.vocab_size,
         )
         manager = TokenizerManager(

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sgviz.events import Event, RingSink, Tracer
-from sgviz.events.schema import RequestDispatched
+from sgviz.events.schema import RequestDispatched, TraceCost
 from sgviz.recording import Recording
 from sgviz.viz.batch_figure import batches_figure
 from sgviz.viz.explain_figure import explain_figure
@@ -132,6 +132,9 @@ def _slowest(rec: Recording) -> Iterable[str]:
 
 def _cost(rec: Recording, spent_s: float) -> str:
     """What recording cost the run: events, and the price of one on the machine that makes the report."""
+    told = _told_cost(rec)
+    if told:
+        return f'<p class="note">{html.escape(told)}; making this page took {spent_s:.1f} s</p>'
     each, events = emit_cost_ns(), rec.stamped()
     seconds = (rec.t_end - rec.t0) / 1e9
     ours = sum(1 for event in events if _of_scheduler(event))
@@ -142,6 +145,19 @@ def _cost(rec: Recording, spent_s: float) -> str:
         f"making this page took {spent_s:.1f} s"
     )
     return f'<p class="note">{html.escape(words)}</p>'
+
+
+def _told_cost(rec: Recording) -> str:
+    """The cost that the components themselves measured while they ran ("": they told none)."""
+    last = {event.component: event.body for event in rec.stamped() if isinstance(event.body, TraceCost)}
+    seconds = (rec.t_end - rec.t0) / 1e9
+    if not last or not seconds:
+        return ""
+    words = ", ".join(
+        f"{component} {body.cost_ns / 1e6:,.1f} ms for {body.events:,} events ({body.cost_ns / 1e9 / seconds:.2%})"
+        for component, body in last.items()
+    )
+    return f"own cost, as the components measured it (share of the recorded time): {words}"
 
 
 def _of_scheduler(event: Event) -> bool:

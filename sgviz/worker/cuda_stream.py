@@ -11,14 +11,56 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sgviz.worker.host_result import to_result
+from sgviz.worker.host_result import Pass, to_result
 from sgviz.worker.protocol import GenerationBatchResult
 from sgviz.worker.sampler import Sampled
 from sgviz.worker.sampling_batch import SamplingBatch
+
+ANCHOR_EVERY_NS = 10 * 10**9  # single precision has a microsecond left after so long
+
+
+class TimedEvent(Protocol):
+    """A point of the device's time; `torch.cuda.Event(enable_timing=True)` is one."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from here to `end_event`, in single precision."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """An event of which the host's time is known too."""
+
+    event: TimedEvent
+    ns: int
+
+    def at(self, event: TimedEvent) -> int:
+        """The event's time on the host's monotonic clock."""
+        return self.ns + round(self.event.elapsed_time(event) * 1e6)
+
+
+class Anchors:
+    """The newest anchor, renewed before times counted from it lose their microseconds.
+
+    Args:
+        take: makes one now. now: the host's monotonic clock, in nanoseconds.
+    """
+
+    def __init__(self, take: Callable[[], Anchor], now: Callable[[], int]) -> None:
+        self._take = take
+        self._now = now
+        self.newest = take()
+
+    def current(self) -> Anchor:
+        """An anchor for events to be recorded now."""
+        if self._now() - self.newest.ns >= ANCHOR_EVERY_NS:
+            self.newest = self._take()
+        return self.newest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,10 +69,8 @@ class InFlight:
 
     host: Sampled
     sampling: SamplingBatch
-    bid: int
-    forward_pass_id: int
-    anchor: torch.cuda.Event
-    anchor_ns: int
+    of: Pass
+    anchor: Anchor
     started: torch.cuda.Event
     ended: torch.cuda.Event
     copied: torch.cuda.Event
@@ -40,15 +80,10 @@ class InFlight:
         return to_result(
             self.host,
             self.sampling,
-            self.bid,
-            self.forward_pass_id,
-            self._at(self.started),
-            self._at(self.ended),
+            self.of,
+            self.anchor.at(self.started),
+            self.anchor.at(self.ended),
         )
-
-    def _at(self, event: torch.cuda.Event) -> int:
-        """The event's time on the host's monotonic clock, counted from the anchor."""
-        return self.anchor_ns + int(self.anchor.elapsed_time(event) * 1e6)
 
 
 class CudaStreams:
@@ -58,13 +93,17 @@ class CudaStreams:
         torch.cuda.synchronize(device)  # weights and pools were written on the default stream
         self._forward = torch.cuda.Stream(device)
         self._copy = torch.cuda.Stream(device)
-        self._anchor = torch.cuda.Event(enable_timing=True)
-        self._anchor.record(self._forward)
-        self._anchor.synchronize()
-        self._anchor_ns = time.monotonic_ns()
+        self._quiet = torch.cuda.Stream(device)  # nothing runs on it, so an event on it passes at once
+        self._anchors = Anchors(self._take_anchor, time.monotonic_ns)
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        """Put `work` between the forwards, without a result."""
+        with torch.cuda.stream(self._forward):
+            work()
 
     def begin(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.Event, Tensor]:
         """Enqueue the first half of a forward whose sampling waits; what it gave, and the event of its start."""
+        self._anchors.current()
         started = torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._forward):
             started.record(self._forward)
@@ -74,11 +113,11 @@ class CudaStreams:
         self,
         work: Callable[[], Sampled],
         sampling: SamplingBatch,
-        bid: int,
-        forward_pass_id: int,
+        of: Pass,
         started: torch.cuda.Event | None = None,
     ) -> InFlight:
         """Enqueue `work` and the copy of what it sampled; `started`: of the half that `begin` enqueued."""
+        anchor = self._anchors.newest if started else self._anchors.current()
         first = started or torch.cuda.Event(enable_timing=True)
         ended = torch.cuda.Event(enable_timing=True)
         copied = torch.cuda.Event()
@@ -99,14 +138,18 @@ class CudaStreams:
         return InFlight(
             host=host,
             sampling=sampling,
-            bid=bid,
-            forward_pass_id=forward_pass_id,
-            anchor=self._anchor,
-            anchor_ns=self._anchor_ns,
+            of=of,
+            anchor=anchor,
             started=first,
             ended=ended,
             copied=copied,
         )
+
+    def _take_anchor(self) -> Anchor:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._quiet)
+        event.synchronize()
+        return Anchor(event, time.monotonic_ns())
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         tensor.record_stream(self._copy)  # its memory is not reused before the copy is done

@@ -5,10 +5,9 @@ Imports: config, model (facts only), worker.
 
 from __future__ import annotations
 
-from sgviz.config import Settings
+from sgviz.config import DEFAULT_MAX_RUNNING, Settings
 from sgviz.worker.kv_budget import (
     CPU_KV_BYTES,
-    DEFAULT_MAX_RUNNING,
     bytes_per_token,
     kv_tokens,
     usable_context,

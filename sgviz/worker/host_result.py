@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sgviz.worker.protocol import GenerationBatchResult
 from sgviz.worker.sampler import Sampled
 from sgviz.worker.sampling_batch import SamplingBatch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Which forward a result is of, and how the runner ran it; see GenerationBatchResult."""
+
+    bid: int
+    forward_pass_id: int
+    can_run_cuda_graph: bool
+
+
 def to_result(
-    sampled: Sampled, sampling: SamplingBatch, bid: int, forward_pass_id: int, start_ns: int, end_ns: int
+    sampled: Sampled, sampling: SamplingBatch, of: Pass, start_ns: int, end_ns: int
 ) -> GenerationBatchResult:
     """Lists of `sampled`, whose tensors are on the host; those who asked for no logprob get 0.0 and []."""
     result = GenerationBatchResult(
-        bid=bid,
+        bid=of.bid,
         next_token_ids=sampled.tokens.tolist(),
-        forward_pass_id=forward_pass_id,
+        forward_pass_id=of.forward_pass_id,
         start_ns=start_ns,
         end_ns=end_ns,
+        can_run_cuda_graph=of.can_run_cuda_graph,
     )
     if sampled.logprobs is not None:
         size = len(result.next_token_ids)

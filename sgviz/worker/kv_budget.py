@@ -9,7 +9,6 @@ from sgviz.errors import ConfigError
 from sgviz.model.model_config import ModelFacts
 
 CPU_KV_BYTES = 1 << 30  # on CPU the pool shares memory with everything else on the machine
-DEFAULT_MAX_RUNNING = 256  # requests that may decode together on CPU if nobody says otherwise
 
 
 def bytes_per_token(facts: ModelFacts, itemsize: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sgviz.batch.forward_mode import ForwardMode
+from sgviz.config import DEFAULT_MAX_RUNNING
 from sgviz.errors import ConfigError
 from sgviz.model.attention import AttentionBackend, TorchAttention
 from sgviz.model.decode_graph import DecodeGraph
@@ -24,7 +25,6 @@ from sgviz.model.model_config import Quantization, load_config
 from sgviz.model.registry import model_class
 from sgviz.worker.kv_budget import (
     CPU_KV_BYTES,
-    DEFAULT_MAX_RUNNING,
     bytes_per_token,
     kv_tokens,
     usable_context,
@@ -45,9 +45,9 @@ class ModelRunner:
     """Runs the forwards of one stream.
 
     Attributes:
-        forward_pass_id: forwards so far, those of the graph not counted.
+        forward_pass_id: number of the newest forward; whoever plans one takes the next.
         decode_graph: the decode step in one piece, for float32 on a CPU, else None.
-        can_run_cuda_graph: always False here.
+        can_run_cuda_graph: whether its decode steps replay a CUDA graph: never, so far.
         context_len: positions a request may use.
     """
 
@@ -92,27 +92,20 @@ class ModelRunner:
             for name, weight in empty.named_parameters()
         )
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """[B, vocab] float32 logits of each request's last new position; KV of all new ones is written."""
+    def take_forward_pass_id(self) -> int:
         self.forward_pass_id += 1
+        return self.forward_pass_id
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[B, vocab] float32 logits of each request's last new position; KV of all new ones is written.
+
+        Extend, decode and mixed are one call: a decoding request is an extend of one, and the attention backend
+        looks at the lengths. An idle batch has no positions, so there is nothing to compute.
+        """
         if batch.forward_mode is ForwardMode.IDLE:
-            return self._forward_idle()
-        if batch.forward_mode.is_decode:
-            return self._forward_decode(batch)
-        return self._forward_extend(batch)
-
-    def _forward_extend(self, batch: ForwardBatch) -> Tensor:
-        """Prefill, also with decoding requests riding along as extends of one (MIXED)."""
+            return torch.empty((0, self.facts.vocab_size), dtype=torch.float32, device=self.device)
         logits: Tensor = self.model.forward(batch, self.attention)
         return logits
-
-    def _forward_decode(self, batch: ForwardBatch) -> Tensor:
-        """One new position each: the shape a captured graph would replay."""
-        logits: Tensor = self.model.forward(batch, self.attention)
-        return logits
-
-    def _forward_idle(self) -> Tensor:
-        return torch.empty((0, self.facts.vocab_size), dtype=torch.float32, device=self.device)
 
     def _take_memory(self, memory: MemoryPlan) -> MHATokenToKVPool:
         facts = self.facts

@@ -49,6 +49,7 @@ class GenerationBatchResult:
         logprobs: natural log of the chosen token's probability by request, or None if nobody asked.
         top_logprobs: by request `(logprob, token id)`, best first; empty for those who did not ask.
         start_ns, end_ns: when the device was busy, on the host's monotonic clock.
+        can_run_cuda_graph: the device replayed a captured CUDA graph.
     """
 
     bid: int

@@ -21,13 +21,14 @@ from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.model_config import Quantization
 from sgviz.worker.cuda_stream import CudaLaunch, CudaStreams, InFlight
 from sgviz.worker.future_map import FutureMap
-from sgviz.worker.host_result import to_result
+from sgviz.worker.host_result import Pass, to_result
 from sgviz.worker.model_runner import MemoryPlan, ModelRunner, resolve_device, resolve_dtype
 from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
 from sgviz.worker.sampler import Sampled, Sampler
 from sgviz.worker.sampling_batch import SamplingBatch
 from sgviz.worker.snapshot import BatchSnapshot
 from sgviz.worker.stream import CpuStream, DelayedLaunch, WorkerLaunch
+from sgviz.worker.torch_threads import TorchThreads
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +39,7 @@ class _Work:
     `start_ns`, `error`: what the forward left for the sampling, which may be delayed.
     """
 
-    bid: int
-    number: int
+    of: Pass
     forward: ForwardBatch
     sampling: SamplingBatch
     rows: Tensor
@@ -63,7 +63,7 @@ class TpModelWorker:
         max_total_tokens: KV slots, rounded down to pages; None: what memory allows.
         max_running_requests: bounds the KV pool on small models, where memory does not.
         context_length: at most the model's own.
-        torch_threads: threads of torch's operators (a setting of the whole process); None: torch's choice.
+        torch_threads: threads of torch's operators, in the whole process until `close`; None: torch's choice.
         random_seed: for requests that bring no seed.
 
     Raises:
@@ -105,11 +105,11 @@ class TpModelWorker:
         self._sampler = Sampler(self.info.vocab_size, self.device)
         self._future_map = FutureMap(device=self.device)
         self._sampling: SamplingBatch | None = None
-        self._launched = 0
         self._cuda = CudaStreams(self.device) if self.device.type == "cuda" else None
         self._stream = CpuStream("sgviz-forward")
-        if torch_threads is not None:
-            self._stream.submit(lambda: torch.set_num_threads(torch_threads)).result()
+        self._threads = None if torch_threads is None else TorchThreads(torch_threads)
+        if self._threads is not None:
+            self._stream.submit(self._threads.set).result()
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         """Start the forward of `batch` behind those already launched.
@@ -120,20 +120,27 @@ class TpModelWorker:
         if not delay_sample:
             return self._submit(work)
         self._stream.submit(lambda: self._run_forward(work))
-        return DelayedLaunch(work.bid, work.number, lambda: self._submit(work))
+        return DelayedLaunch(work.of.bid, work.of.forward_pass_id, lambda: self._submit(work))
 
     def _submit(self, work: _Work) -> Launch:
         """Put the forward, or what is left of it, on the stream."""
-        cuda = self._cuda
+        cuda, bid, number = self._cuda, work.of.bid, work.of.forward_pass_id
         if cuda is None:
-            return WorkerLaunch(work.bid, work.number, self._stream.submit(lambda: self._run_on_cpu(work)))
-        return CudaLaunch(work.bid, work.number, self._stream.submit(lambda: self._run_on_cuda(work, cuda)))
+            return WorkerLaunch(bid, number, self._stream.submit(lambda: self._run_on_cpu(work)))
+        return CudaLaunch(bid, number, self._stream.submit(lambda: self._run_on_cuda(work, cuda)))
 
     def forget(self, rows: list[int]) -> None:
         """Drop penalty counts and last tokens of free rows, behind the forwards that may still use them."""
-        self._stream.submit(lambda: self._forget(rows))
+        cuda = self._cuda
+        if cuda is None:
+            self._stream.submit(lambda: self._forget(rows))
+        else:
+            self._stream.submit(lambda: cuda.enqueue(lambda: self._forget(rows)))
 
     def close(self) -> None:
+        if self._threads is not None:
+            threads, self._threads = self._threads, None
+            self._stream.submit(threads.restore).result()
         self._stream.close()
 
     def _describe(self) -> WorkerInfo:
@@ -167,10 +174,12 @@ class TpModelWorker:
             out_cache_loc=taken.out_cache_loc,
             slot_table=taken.slot_table,
         )
-        self._launched += 1
         work = _Work(
-            bid=taken.bid,
-            number=self._launched,
+            of=Pass(
+                bid=taken.bid,
+                forward_pass_id=self.runner.take_forward_pass_id(),
+                can_run_cuda_graph=self.runner.can_run_cuda_graph,
+            ),
             forward=forward,
             sampling=self._sampling,
             rows=torch.from_numpy(taken.rows),
@@ -198,12 +207,10 @@ class TpModelWorker:
     def _run_on_cpu(self, work: _Work) -> GenerationBatchResult:
         start = work.start_ns or time.monotonic_ns()
         sampled = self._forward_and_sample(work)
-        return to_result(sampled, work.sampling, work.bid, work.number, start, time.monotonic_ns())
+        return to_result(sampled, work.sampling, work.of, start, time.monotonic_ns())
 
     def _run_on_cuda(self, work: _Work, cuda: CudaStreams) -> InFlight:
-        return cuda.run(
-            lambda: self._forward_and_sample(work), work.sampling, work.bid, work.number, work.started
-        )
+        return cuda.run(lambda: self._forward_and_sample(work), work.sampling, work.of, work.started)
 
     @torch.inference_mode()
     def _forward_and_sample(self, work: _Work) -> Sampled:

@@ -54,6 +54,7 @@ FLAGS = [
     "--stream-response-default-include-usage",
     "--skip-server-warmup",
     "--startup-timeout",
+    "--enable-debugger",
     "--shutdown-grace",
     "--disable-events",
     "--event-capacity",
@@ -114,6 +115,7 @@ def test_a_negative_number_is_a_value(parse: Parse) -> None:
     ("words", "parts"),
     [
         (["--page-size", "0"], ["page_size", "0", ">= 1"]),
+        (["--chunked-prefill-size", "0"], ["chunked_prefill_size = 0", "at least 1", "-1"]),
         (["--port", "65536"], ["port", "65536", "65535"]),
         (["--port", "http"], ["--port", "http", "int"]),
         (["--dtype", "int3"], ["--dtype", "int3", "bfloat16"]),

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from debug_tools import TIGHT, Load, eventually, of_scheduler
 
+import sgviz
 from sgviz.debugger import connect_debugger
 from sgviz.engine import Engine
 from sgviz.errors import BadRequest, NotFound, Unauthorized, Unavailable
@@ -112,6 +113,18 @@ def test_a_stranger_commands_nothing(url: str, engine: Engine) -> None:
         assert "another debugger" in ask(url, 503, session="stranger", op="attach")["error"]["message"]
         ask(url, session="stranger", op="detach")
         assert debugger.parked
+
+
+def test_a_connection_gives_the_debugger_and_its_past(url: str, engine: Engine) -> None:
+    with sgviz.connect(url) as recording, recording.debugger() as debugger:
+        debugger.breakpoints.add("refused")
+        load = Load(engine)
+        where = debugger.wait()
+        moment = debugger.back("iteration")
+        assert moment.iteration < where.iteration and moment == recording.at(count=moment.count)
+        debugger.breakpoints.clear()
+        debugger.continue_()
+        load.join()
 
 
 def test_only_the_text_form_travels(url: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgviz.events import BufferSink, NullSink, RingSink, TeeSink, Tracer, VirtualClock, WallClock
+from sgviz.events import BufferSink, NullSink, RingSink, Tracer, VirtualClock, WallClock
 from sgviz.events.schema import Event, RequestDispatched, TraceDropped
 
 BODY = RequestDispatched(rid="r")
@@ -123,11 +123,3 @@ def test_buffer_sink_sends_nothing_when_empty() -> None:
     sink = BufferSink(lambda events: calls.append(len(events)) is None)
     sink.flush()
     assert calls == []
-
-
-def test_tee_gives_to_all() -> None:
-    one, two = RingSink(), RingSink()
-    tee = TeeSink([one, two])
-    tee.put(event(1))
-    tee.flush()
-    assert one.snapshot() == two.snapshot() == [event(1)]

@@ -65,6 +65,15 @@ class ServerProcess:
         named = {" ".join(child.cmdline()): child for child in found}
         return {title.removeprefix("sgviz::").strip(): child for title, child in named.items()}
 
+    def wait_for_children(self, count: int) -> list[psutil.Process]:
+        """Until it has started so many processes, whether they are ready or not."""
+        deadline = time.monotonic() + START_S
+        while len(found := psutil.Process(self.process.pid).children(recursive=True)) < count:
+            assert self.process.poll() is None, f"exit {self.process.returncode}\n{self.text()}"
+            assert time.monotonic() < deadline, f"only {found}\n{self.text()}"
+            time.sleep(0.02)
+        return found
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 

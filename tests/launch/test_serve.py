@@ -203,8 +203,8 @@ def test_kill_9_of_the_parent_leaves_no_children() -> None:
 
 def test_ctrl_c_while_starting_leaves_nothing() -> None:
     with ServerProcess(wait=False) as server:
-        time.sleep(2.0)
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        children = server.wait_for_children(2)
+        assert "ready" not in server.text()
         server.signal(signal.SIGINT)
         assert server.wait() == 130
         assert gone(children) and server.leftovers() == []

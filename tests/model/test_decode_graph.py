@@ -80,7 +80,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=[(1, None), (16, None), (1, "w8a8_int8")], ids=["page1", "page16", "int8"])
+@pytest.fixture(
+    scope="module", params=[(1, None), (16, None), (1, "w8a8_int8")], ids=["page1", "page16", "int8"]
+)
 def rig(request: pytest.FixtureRequest, name: str) -> Rig:
     page_size, quantization = request.param
     return Rig(name, page_size, quantization)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from model_driver import Driver, Sequence
 from torch import Tensor
 
 from sgviz.model.decoder import CausalLM
 from sgviz.model.fetch import resolve_model, tiny_models
 from sgviz.model.loader import load_model
-
-transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-4
 LENGTHS = (37, 1, 16, 5, 64, 17)

@@ -13,7 +13,7 @@ from sgviz.model.packed_linear import pack_float32
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
 def test_frequencies_equal_transformers(kind: str) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     scaling = {

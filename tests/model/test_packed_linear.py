@@ -10,7 +10,10 @@ from sgviz.model.loader import load_model
 from sgviz.model.packed_linear import PackedLinear, pack_float32, pack_int8, quantize_rows
 
 SHAPES = ((64, 96), (1536, 48), (24, 7))
-PACKERS = {"float32": (pack_float32, 1e-5), "int8": (pack_int8, 0.05 if torch.cpu._is_vnni_supported() else 0.1)}
+PACKERS = {
+    "float32": (pack_float32, 1e-5),
+    "int8": (pack_int8, 0.05 if torch.cpu._is_vnni_supported() else 0.1),
+}
 
 
 @pytest.fixture(params=PACKERS)

@@ -113,3 +113,29 @@ def test_everything_of_an_empty_recording_is_an_empty_table() -> None:
 
 def test_a_real_scheduler_s_recording_is_sound(pressed: TimedRig) -> None:
     assert_recording_sound(pressed.recording())
+
+
+def test_admissions_say_node_and_piece(pressed: TimedRig) -> None:
+    rec = pressed.recording()
+    admitted = rec.decisions[rec.decisions.verdict == "admitted"]
+    pieces = admitted[admitted.chunk_end.notna()]
+    assert len(pieces) == (rec.events.kind == "chunk.cut").sum() > 0
+    assert (pieces.chunk_end == pieces.prefix + pieces.extend).all() and (
+        pieces.chunk_end <= pieces.chunk_total
+    ).all()
+    assert admitted.node.notna().sum() == (rec.events.kind == "prefix.matched").sum() > 0
+
+
+def test_a_policy_that_fails_is_a_decision_too() -> None:
+    class Broken:
+        name = "broken"
+
+        def order(self, waiting: object, view: object) -> object:
+            raise RuntimeError("no idea")
+
+    rig = TimedRig(policy=Broken())
+    rig.submit(range(8), 4)
+    rig.run()
+    table = rig.recording().decisions
+    failed = table[table.verdict == "policy failed"]
+    assert len(failed) and "no idea" in failed.reason.iloc[0]

@@ -290,7 +290,7 @@ def test_the_reading_wing_works_where_the_engine_s_packages_are_missing(
     rec.save(tmp_path / "run.sgv")
     code = (
         "import sys\n"
-        "for name in ('torch', 'transformers', 'zmq', 'fastapi', 'uvicorn', 'starlette', 'tokenizers', 'safetensors'):\n"
+        "for name in 'torch transformers zmq fastapi uvicorn starlette tokenizers safetensors'.split():\n"
         "    sys.modules[name] = None\n"
         "import sgviz\n"
         "from sgviz.__main__ import main\n"

@@ -23,12 +23,18 @@ from sgviz.messages import (
     SamplingParams,
     TokenizedGenerateReqInput,
 )
+from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
 from sgviz.worker.mock_worker import MockWorker, TokenRule, mock_info
 from sgviz.worker.protocol import Worker
 
 B = TypeVar("B")
+
+
+def letters(ids: list[int], skip_special_tokens: bool = True) -> str:
+    """A letter for each token; none is special."""
+    return "".join(chr(97 + i % 26) for i in ids)
 
 
 @dataclass
@@ -88,7 +94,7 @@ class Rig:
         rule: TokenRule | None = None,
         worker: Worker | None = None,
         policy: object | None = None,
-        decode: Callable[[list[int]], str] = lambda ids: "".join(chr(97 + i % 26) for i in ids),
+        decode: Decode = letters,
         events: bool = True,
         **settings: object,
     ) -> None:
@@ -129,7 +135,7 @@ class Rig:
     ) -> str:
         """Put a request into the inbox; it is taken in at the next turn."""
         rid = rid or f"r{next(self._numbers)}"
-        sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **params).normalize(len)
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, **params).normalize()
         self.answers.setdefault(rid, Answer())
         self.inbox.send(
             TokenizedGenerateReqInput(

@@ -6,7 +6,10 @@ import pytest
 from rig import Rig
 
 from sgviz.batch.req import Req
+from sgviz.config import DEFAULT_MODEL
 from sgviz.messages import FinishReason, SamplingParams
+from sgviz.model.fetch import resolve_model
+from sgviz.model.tokenizer import Tokenizer
 from sgviz.scheduler.finish import finish_reason, tail_may_become_stop
 from sgviz.scheduler.state import Limits
 
@@ -14,7 +17,7 @@ PIECES = {10: "a", 11: "b", 12: "ab", 13: "E", 14: "N", 15: "D", 16: "xEN", 17: 
 EOS = 2
 
 
-def text(ids: list[int]) -> str:
+def text(ids: list[int], skip_special_tokens: bool = True) -> str:
     return "".join(PIECES.get(token, ".") for token in ids)
 
 
@@ -31,7 +34,7 @@ def ending(ids: list[int], *, most: int = 100, abort: bool = False, **params: ob
 
 
 def make(ids: list[int], *, most: int = 100, **params: object) -> Req:
-    sampling = SamplingParams(max_new_tokens=most, **params).normalize(len)
+    sampling = SamplingParams(max_new_tokens=most, **params).normalize()
     return Req(rid="r", origin_input_ids=[1], sampling_params=sampling, max_new_tokens=most, output_ids=ids)
 
 
@@ -96,6 +99,51 @@ class TestStopStrings:
 
     def test_a_stop_string_of_several_bytes(self) -> None:
         assert ending([19, 18], stop="é") == FinishReason(type="stop", matched="é")
+
+
+def marked(ids: list[int], skip_special_tokens: bool = True) -> str:
+    """Token 50 is special: its text is <s>."""
+    return text([i for i in ids if i != 50]) if skip_special_tokens else text(ids).replace(".", "<s>")
+
+
+class TestSpecialTokens:
+    def reason(self, ids: list[int], **params: object) -> FinishReason | None:
+        return finish_reason(make(ids, most=200, **params), limits(), marked)
+
+    def test_their_text_stops_only_who_sees_it(self) -> None:
+        assert self.reason([10, 50], stop="<s>", skip_special_tokens=False) == FinishReason(
+            type="stop", matched="<s>"
+        )
+        assert self.reason([10, 50], stop="<s>") is None
+        assert tail_may_become_stop(make([10, 50], stop="<s>!", skip_special_tokens=False), marked)
+        assert not tail_may_become_stop(make([10, 50], stop="<s>!"), marked)
+
+    @pytest.mark.parametrize("between", [0, 1, 3, 40])
+    def test_skipped_ones_do_not_hide_the_beginning_of_a_stop(self, between: int) -> None:
+        """The client sees END, whatever stood between its letters."""
+        ids = [10] * 30 + [13] + [50] * between + [14] + [50] * between + [15]
+        assert self.reason(ids, stop="END") == FinishReason(type="stop", matched="END")
+        assert self.reason(ids[:-1], stop="END") is None
+        assert tail_may_become_stop(make(ids[:-1], stop="END"), marked)
+
+
+def test_a_special_token_of_the_real_tokenizer_stops() -> None:
+    """SmolLM2's <|im_end|>: seen with skip_special_tokens=False, and only then."""
+    tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
+    end = tokenizer.token_to_id("<|im_end|>")
+    word = tokenizer.encode(" hello", add_special_tokens=False)
+    assert end is not None
+    for skip in (False, True):
+        rig = Rig(
+            vocab_size=tokenizer.vocab_size,
+            rule=lambda rid, index, _: [*word, end, *word][index % (2 * len(word) + 1)],
+            decode=tokenizer.decode,
+        )
+        rig.submit([5], 12, rid="r", stop="<|im_end|>", skip_special_tokens=skip, ignore_eos=True)
+        rig.run()
+        answer = rig.answers["r"]
+        assert answer.reason == ("length" if skip else "stop")
+        assert len(answer.output_ids) == (12 if skip else len(word) + 1)
 
 
 class TestTail:

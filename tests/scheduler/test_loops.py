@@ -10,6 +10,7 @@ from rig import Rig
 from workload import CONTEXT, EOS_EVERY, VOCAB, Run, Submit, crowd, submit
 
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.cache.errors import CacheCorrupt
 from sgviz.events.schema import BatchLaunched, BatchPlanned, BatchProcessed, TokensSampled
 from sgviz.messages import ShutdownReq
 from sgviz.scheduler.stops import Stop
@@ -195,3 +196,15 @@ def test_run_drains_the_loop_until_shutdown() -> None:
     rig.scheduler.run()
     rig._collect()
     assert len(rig.answers[rid].output_ids) == 5 and len(waits) == 1 and waits[0] > 0
+
+
+def test_a_broken_tree_is_found_at_idle() -> None:
+    """The counters alone would not show it."""
+    rig = Rig()
+    rig.submit(range(20), 4)
+    rig.run()
+    (leaf,) = rig.state.cache.tree.nodes()
+    leaf.queued = False
+    rig.submit(range(50, 60), 4)
+    with pytest.raises(CacheCorrupt, match="an unlocked leaf that eviction does not know"):
+        rig.run()

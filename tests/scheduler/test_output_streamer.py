@@ -10,7 +10,7 @@ from sgviz.scheduler.stops import Stop
 LETTERS = {10: "a", 13: "E", 14: "N", 15: "D", 16: "X"}
 
 
-def text(ids: list[int]) -> str:
+def text(ids: list[int], skip_special_tokens: bool = True) -> str:
     return "".join(LETTERS.get(token, ".") for token in ids)
 
 

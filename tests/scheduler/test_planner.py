@@ -126,6 +126,21 @@ class TestRefusals:
         assert refused.holders == (("r0", 1), ("r1", 1))
         assert rig.state.running_batch.batch_is_full
 
+    def test_the_refused_one_is_the_first_by_the_policy(self) -> None:
+        """It came last, but lof would take it next."""
+        rig = Rig(max_running_requests=2, schedule_policy="lof")
+        for _ in range(2):
+            rig.submit([1], 9)
+        rig.until(Stop.PROCESSED)
+        rig.until(Stop.PROCESSED)
+        rig.submit([2], 3, rid="short")
+        rig.submit([3], 8, rid="long")
+        rig.until(Stop.RECEIVED)
+        rig.state.running_batch.batch_is_full = False
+        rig.until(Stop.PLANNED)
+        assert [body.rid for body in rig.bodies(AdmitRefused)] == ["long"]
+        assert [body.rid for body in rig.bodies(ScanStopped)] == ["long"]
+
     def test_rows(self) -> None:
         rig = Rig(max_running_requests=2)
         rig.state.limits = dataclasses.replace(rig.state.limits, max_running_requests=9)

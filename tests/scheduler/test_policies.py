@@ -10,7 +10,9 @@ from rig import Rig
 from sgviz.batch.req import Req
 from sgviz.errors import ConfigError
 from sgviz.events.schema import BatchPlanned, PolicyFailed, QueueSorted
+from sgviz.messages import SamplingParams
 from sgviz.scheduler.policy import LPM_QUEUE_LIMIT, PolicyView, RandomOrder, make_policy
+from sgviz.scheduler.queue_order import order_queue
 from sgviz.scheduler.stops import Stop
 
 
@@ -106,9 +108,31 @@ class TestOrders:
         rig = waiting(*prompts, ("hit", HEAD), rig=cached(HEAD))
         assert len(queue(rig)) == LPM_QUEUE_LIMIT + 1 and order(rig, "lpm") == queue(rig)
 
+    def test_lpm_goes_back_to_arrival_when_the_queue_gets_long(self) -> None:
+        """While it was short, a plan has left another order behind."""
+        rig = waiting(("cold", COLD), ("hit", HEAD), rig=cached(HEAD, schedule_policy="lpm"))
+        state = rig.state
+        state.waiting_queue = order_queue(
+            state.waiting_queue, rig.scheduler.planner.policy, PolicyView(state), state.trace
+        )
+        assert queue(rig) == ["hit", "cold"]
+        later = [f"r{i}" for i in range(LPM_QUEUE_LIMIT)]
+        for rid in later:
+            state.enqueue(Req(rid, origin_input_ids=[3], sampling_params=SamplingParams(), max_new_tokens=1))
+        assert order(rig, "lpm") == order(rig, "fcfs") == ["cold", "hit", *later]
+
+    def test_a_retracted_request_arrives_a_second_time(self) -> None:
+        rig = waiting(("a", COLD), ("b", HEAD))
+        first = rig.state.waiting_queue.pop(0)
+        rig.state.enqueue(first)
+        rig.state.waiting_queue.reverse()
+        assert order(rig, "fcfs") == ["b", "a"]
+
     @pytest.mark.parametrize("name", ["lpm", "dfs-weight"])
     def test_without_a_tree_the_cache_aware_ones_are_fcfs(self, name: str) -> None:
         rig = waiting(("a", COLD), ("b", HEAD), rig=cached(HEAD, disable_radix_cache=True))
+        assert order(rig, name) == ["a", "b"]
+        rig.state.waiting_queue.reverse()
         assert order(rig, name) == ["a", "b"]
 
     def test_dfs_weight_goes_down_the_heavier_branch_first(self) -> None:

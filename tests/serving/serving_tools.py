@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 
+from sgviz.config import Settings
 from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import RingSink, Tracer
 from sgviz.messages import FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput, SamplingParams
@@ -61,7 +62,9 @@ class PlainTemplates:
         self.seen.append([dict(message) for message in messages])
         self.options.append(kwargs)
         if any(message["content"] == "refuse me" for message in messages):
-            raise RuntimeError("roles must alternate")
+            raise BadRequest("the chat template refuses these messages: roles must alternate", param="messages")
+        if any(message["content"] == "break" for message in messages):
+            raise ValueError("a fault of the server")
         text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
         return [ord(char) % VOCAB for char in text + "assistant:" * add_generation_prompt]
 
@@ -247,7 +250,7 @@ class Served:
             facts=facts,
             trace=Tracer("http", self.sink),
             status=self.status,
-            settings={"api_key": options.get("keys", Keys()).api_key, "page_size": 1},
+            settings=Settings.build(api_key=options.get("keys", Keys()).api_key, page_size=1).public(),
             **options,
         )
         self.app = create_app(self.context)

@@ -201,7 +201,7 @@ def test_parameters_reach_the_engine(server: Served) -> None:
     assert {name: getattr(params, name) for name in sampling} == sampling
     assert (params.stop, params.stop_token_ids, params.sampling_seed) == (("x", "y"), (7, 8), 11)
     assert (params.min_new_tokens, params.max_new_tokens) == (1, 9)
-    assert obj.extra_key == "sk" and obj.received_ns > 0
+    assert obj.extra_key == "s\0k" and obj.received_ns > 0
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from serving_tools import CONTEXT, MODEL, VOCAB, Served, error_of
+import threading
+from typing import Any
 
+import pytest
+from serving_tools import CONTEXT, MODEL, VOCAB, CharTokenizer, Served, error_of
+
+from sgviz.messages.generate import LONG_TEXT
 from sgviz.serving import ServerState
 
 HEALTH = ("/health", "/health_generate", "/ready", "/ping")
@@ -58,6 +62,40 @@ def test_abort_request(server: Served) -> None:
     for body in ({"rid": "x"}, {"rid": "x"}, {"abort_all": True, "rid": None}):
         assert server.http.post("/abort_request", json=body).status_code == 200
     assert server.manager.aborts == [("x", False), ("x", False), ("", True)]
+
+
+class Watched(CharTokenizer):
+    """Notes the thread of every call."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def encode(self, text: str, /, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.get_ident())
+        return super().encode(text, add_special_tokens)
+
+    def decode(self, ids: list[int], /, skip_special_tokens: bool = True) -> str:
+        self.threads.append(threading.get_ident())
+        return super().decode(ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("path", "short", "long"),
+    [
+        ("/tokenize", {"prompt": "a"}, {"prompt": "a" * (LONG_TEXT + 1)}),
+        ("/tokenize", {"prompt": ["a"]}, {"prompt": ["a" * 500] * (LONG_TEXT // 500 + 1)}),
+        ("/detokenize", {"tokens": [97]}, {"tokens": [97] * (LONG_TEXT + 1)}),
+    ],
+)
+def test_long_texts_leave_the_event_loop(
+    server: Served, monkeypatch: pytest.MonkeyPatch, path: str, short: dict[str, Any], long: dict[str, Any]
+) -> None:
+    watched = Watched()
+    monkeypatch.setattr(server.context, "tokenizer", watched)
+    server.http.post(path, json=short)
+    (of_the_loop,) = watched.threads
+    assert server.http.post(path, json=long).status_code == 200
+    assert of_the_loop not in watched.threads[1:] and len(watched.threads) > 1
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])

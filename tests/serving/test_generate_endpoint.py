@@ -75,13 +75,13 @@ def test_defaults_and_fields(server: Served) -> None:
         server,
         text="hi",
         extra_key="k",
-        log_metrics=False,
+        log_metrics=False,  # of no effect
         logprob_start_len=-1,
         return_logprob=True,
         image_data=None,
     )
     obj = server.manager.requests[-1]
-    assert server.params.max_new_tokens == 128 and obj.extra_key == "k" and not obj.log_metrics
+    assert server.params.max_new_tokens == 128 and obj.extra_key == "k"
     whole(server, text="hi", sampling_params={"top_k": 10**30, "sampling_seed": 3, "stop": ["q"]})
     params = server.params
     assert (params.top_k, params.sampling_seed, params.stop) == (1 << 30, 3, ("q",))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from serving_tools import MODEL, Served, chat, error_of, text
 from test_chat_endpoint import events
 
-from sgviz.errors import Unavailable
+from sgviz.errors import BadRequest, Unavailable
 from sgviz.serving import ServerState
 from sgviz.serving.later import TABLE, On
+from sgviz.serving.protocol import ChatCompletionRequest, GenerateRequest
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 
@@ -154,7 +156,7 @@ def test_content_type(server: Served, kind: str) -> None:
 VALUES: dict[str, Any] = {
     "tool_choice": "required", "function_call": {"name": "f"}, "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"], "best_of": 3, "echo": True, "logprob_start_len": 0, "routed_dp_rank": 1,
-    "data_parallel_rank": 1, "priority": 0, "max_thinking_tokens": 0, "thinking_budget": 5,
+    "data_parallel_rank": 1, "priority": 0, "max_thinking_tokens": 0, "thinking_budget": 5, "web_search_options": {},
 }  # fmt: skip
 PATHS = {
     On.CHAT: (CHAT, chat()),
@@ -234,10 +236,83 @@ def test_not_up_is_503(server: Served, state: ServerState, streamed: bool) -> No
         assert error["code"] == 503 and state in error["message"] and "because" in error["message"]
 
 
+# SGLang's GenerateReqInput, as its pipeline facts list it (3.2), and what is not in there of the chat body
+OF_GENERATE = """
+rid session_id text input_ids input_embeds image_data video_data audio_data sampling_params return_logprob
+logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs stream log_metrics
+return_hidden_states return_routed_experts session_params lora_path lora_id custom_logit_processor bootstrap_host
+bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank routing_key priority extra_key cache_salt
+custom_labels background require_reasoning max_thinking_tokens return_prompt_token_ids
+multi_item_delimiter_indices token_indices_to_pool
+""".split()
+OF_CHAT = ["tools", "tool_choice", "response_format", "input_ids", "web_search_options", "modalities", "priority"]
+# these change nothing in the answer of one server that has no such metrics and no such router
+WITHOUT_EFFECT = {"log_metrics", "custom_labels", "routing_key"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "on"),
+    [(name, GenerateRequest, On.GENERATE) for name in OF_GENERATE]
+    + [(name, ChatCompletionRequest, On.CHAT) for name in OF_CHAT],
+)
+def test_every_field_of_sglang_is_read_refused_or_without_effect(
+    server: Served, name: str, kind: type[msgspec.Struct], on: On
+) -> None:
+    read, refused = name in kind.__struct_fields__, {line.field for line in TABLE if line.on & on}
+    assert read + (name in refused and not read) + (name in WITHOUT_EFFECT) == 1
+    if name in refused:
+        path, body = PATHS[on]
+        error = error_of(server.http.post(path, json={**body, name: VALUES.get(name, ["x"])}))
+        assert error["code"] == 400 and error["param"] == name
+
+
+def test_faults_of_the_server_are_500_and_logged(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    error = error_of(server.http.post(CHAT, json=chat(**say("break"))))
+    assert error["code"] == 500 and "a fault of the server" in error["message"]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
+    assert error_of(server.http.post(CHAT, json=chat(**say("refuse me"))))["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "public"),
+    [
+        (CHAT, chat(), "input_ids", "messages"),
+        (CHAT, chat(max_tokens=5), "max_new_tokens", "max_tokens"),
+        (CHAT, chat(max_completion_tokens=5), "max_new_tokens", "max_completion_tokens"),
+        (CHAT, chat(), "sampling_seed", "seed"),
+        (CHAT, chat(), "temperature", "temperature"),
+        (TEXT, text(), "text", "prompt"),
+        (TEXT, text(prompt=[1]), "input_ids", "prompt"),
+        (TEXT, text(), "max_new_tokens", "max_tokens"),
+        (TEXT, text(), "min_new_tokens", "min_tokens"),
+        (TEXT, text(), "top_logprobs_num", "logprobs"),
+        (GENERATE, {"text": "a"}, "max_new_tokens", "sampling_params.max_new_tokens"),
+        (GENERATE, {"text": "a"}, "stop", "sampling_params.stop"),
+        (GENERATE, {"input_ids": [1]}, "input_ids", "input_ids"),
+    ],
+)
+def test_what_the_tokenizer_manager_refuses_is_named_as_in_the_body(
+    server: Served, path: str, body: dict[str, Any], param: str, public: str
+) -> None:
+    server.manager.failure = BadRequest("too much", param=param)
+    assert error_of(server.http.post(path, json=body))["param"] == public
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "extra_key"])
+def test_compartments_do_not_collide(server: Served, name: str) -> None:
+    pairs = [("a", "b"), ("ab", None), (None, "ab"), ("a", None), (None, "b"), ("", "ab"), ("b", "a")]
+    names = []
+    for salt, key in pairs:
+        assert server.http.post(TEXT, json=text(cache_salt=salt, extra_key=key)).status_code == 200
+        names.append(server.manager.requests[-1].extra_key)
+    assert len(set(names)) == len(pairs) - 1 and names[2] == names[5] == "ab"  # an empty salt is none
+    assert error_of(server.http.post(TEXT, json=text(**{name: "a\0b"})))["param"] == name
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("failure", "status"),
-    [(Unavailable("the queue is full"), 503), (ValueError("odd"), 400), (RuntimeError("boom"), 500)],
+    [(Unavailable("the queue is full"), 503), (ValueError("odd"), 500), (RuntimeError("boom"), 500)],
 )
 def test_errors_before_the_first_output_keep_their_status(
     server: Served, failure: Exception, status: int, streamed: bool

@@ -40,16 +40,41 @@ def test_received_ns_is_stamped_before_the_event(server: Served) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_every_rid_ends_once(server: Served, streamed: bool) -> None:
     server.http.post("/v1/completions", json=text(rid="p", prompt=["a", "b"], stream=streamed))
-    assert sorted(server.ends(3)) == [("p", 200), ("p_0", 200), ("p_1", 200)]
+    assert sorted(server.ends(2)) == [("p_0", 200), ("p_1", 200)]
     before = server.sink.total
     server.http.post("/generate", json={"text": ["a", "b"], "rid": ["x", "y"], "stream": streamed})
     received = [e.body for e in server.sink.snapshot()[before:] if e.kind == "request.received"]
     assert [body.rid for body in received if isinstance(body, RequestReceived)] == ["x", "y"]
     server.http.post("/v1/completions", json=text(rid="bad", temperature=-1, stream=streamed))
     server.http.post("/v1/completions", json=text(rid="lost", model="other", stream=streamed))
-    ends = server.ends(9)
+    ends = server.ends(8)
     assert ("bad", 400) in ends and ("lost", 404) in ends and ("x", 200) in ends
-    assert len(ends) == 9 == len(dict(ends))
+    assert len(ends) == 8 == len(dict(ends))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompts", "sizes"),
+    [
+        ("/v1/completions", {"prompt": ["a", "bcd"]}, [("text", 1), ("text", 3)]),
+        ("/v1/completions", {"prompt": [[65], [66, 67]]}, [("input_ids", 1), ("input_ids", 2)]),
+        ("/generate", {"text": ["a", "bcd"]}, [("text", 1), ("text", 3)]),
+        ("/generate", {"input_ids": [[65], [66, 67]]}, [("input_ids", 1), ("input_ids", 2)]),
+    ],
+)
+def test_every_prompt_of_a_list_is_a_request_of_its_own(
+    server: Served, path: str, prompts: dict[str, Any], sizes: list[tuple[str, int]], streamed: bool
+) -> None:
+    before = server.sink.total
+    assert server.http.post(path, json={**prompts, "rid": "R", "stream": streamed}).status_code == 200
+    seen = [event.body for event in server.sink.snapshot()[before:]]
+    assert {body.rid for body in seen} == {"R_0", "R_1"}
+    received = [body for body in seen if isinstance(body, RequestReceived)]
+    converted = [body for body in seen if isinstance(body, RequestConverted)]
+    assert [body.rid for body in received] == [body.rid for body in converted] == ["R_0", "R_1"]
+    assert [(body.prompt_kind, body.size) for body in converted] == sizes
+    assert [body.chars for body in received] == [size if kind == "text" else 0 for kind, size in sizes]
+    assert sorted(server.ends(2)) == [("R_0", 200), ("R_1", 200)]
 
 
 def test_whole_answer_and_error_parts(server: Served) -> None:

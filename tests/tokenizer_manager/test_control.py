@@ -26,7 +26,7 @@ def test_flush_and_internal_state_get_their_own_answers() -> None:
             )
             assert flushed.success and again.success
             assert flushed.id != again.id
-            assert state.state == {"live": 0, "num_tokenizer_manager_reqs": 0}
+            assert state.state == {"live": 0, "num_tokenizer_manager_reqs": 0, "parked": False}
 
     run(body())
 

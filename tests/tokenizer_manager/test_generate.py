@@ -334,9 +334,9 @@ def test_logprobs_gather_over_messages() -> None:
 
 def test_long_texts_are_tokenized_like_short_ones() -> None:
     async def body() -> None:
-        from sgviz.tokenizer_manager import Limits
 
-        async with rig(Limits(context_len=200_000, max_req_input_len=199_000, vocab_size=256)) as r:
+        roomy = {"context_len": 200_000, "max_req_len": 199_999, "max_req_input_len": 199_000}
+        async with rig(replace(LIMITS, **roomy, max_total_num_tokens=200_000)) as r:
             text = "lorem ipsum " * 6000
             await r.one(GenerateReqInput(text=text, sampling_params=params()))
             assert r.engine.requests[0].input_ids == CODEC.encode(text)

@@ -50,12 +50,12 @@ def obj(**fields: Any) -> GenerateReqInput:
         ({"input_ids": [1, True]}, "input_ids", "list of integers"),
         ({"text": "x" * 41}, "text", "41 tokens.*at most 40"),
         ({"input_ids": [1] * 64}, "input_ids", "64 tokens.*maximum context length is 64"),
-        ({"text": "x" * 40, "sampling_params": params(max_new_tokens=25)}, "max_tokens", "leaves 24"),
-        ({"text": "x", "sampling_params": params(max_new_tokens=2**70)}, "max_tokens", "leaves 63"),
+        ({"text": "x" * 40, "sampling_params": params(max_new_tokens=24)}, "max_new_tokens", "at most 23"),
+        ({"text": "x", "sampling_params": params(max_new_tokens=2**70)}, "max_new_tokens", "at most 62"),
         (
             {"text": "x", "sampling_params": params(max_new_tokens=None, min_new_tokens=64)},
-            "min_tokens",
-            "63",
+            "min_new_tokens",
+            "62",
         ),
         ({"text": "x", "sampling_params": params(temperature=math.nan)}, "temperature", "nan"),
         ({"text": "x", "sampling_params": params(top_p=0.0)}, "top_p", "0"),
@@ -71,7 +71,6 @@ def obj(**fields: Any) -> GenerateReqInput:
         ({"text": "a", "rid": "HEALTH_CHECK_1"}, "rid", "HEALTH_CHECK_"),
         ({"text": "a", "rid": 7}, "rid", "must be a string"),
         ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num", "-1"),
-        ({"text": "a", "priority": 2**63}, "priority", "between"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str, words: str) -> None:
@@ -82,22 +81,22 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, words: str)
 
 
 def test_a_prompt_may_fill_its_limit_and_the_output_the_rest() -> None:
-    (one,) = prepare(obj(text="x" * 40, sampling_params=params(max_new_tokens=24)))
-    assert (len(one.input_ids), one.sampling_params.max_new_tokens) == (40, 24)
+    (one,) = prepare(obj(text="x" * 40, sampling_params=params(max_new_tokens=23)))
+    assert (len(one.input_ids), one.sampling_params.max_new_tokens) == (40, 23)
 
 
 def test_values_are_spread_over_a_batch() -> None:
     each = obj(
         input_ids=[[1, 2], [3]], rid="b", return_logprob=[True, False], top_logprobs_num=4, extra_key="",
-        priority=3, stream=True, sampling_params=[params(stop="ab"), params(temperature=0.0)],
+        stream=True, sampling_params=[params(stop="ab"), params(temperature=0.0)],
     )  # fmt: skip
     one, two = prepare(each)
     assert (one.rid, two.rid) == ("b_0", "b_1")
     assert (one.input_ids, two.input_ids) == ([1, 2], [3])
     assert (one.return_logprob, two.return_logprob) == (True, False)
     assert (one.top_logprobs_num, two.top_logprobs_num) == (4, 0)
-    assert (one.extra_key, one.priority, one.stream) == (None, 3, True)
-    assert (one.sampling_params.stop, one.sampling_params.stop_str_max_len) == (("ab",), 2)
+    assert (one.extra_key, one.stream) == (None, True)
+    assert one.sampling_params.stop == ("ab",)
     assert not one.sampling_params.is_greedy
     assert two.sampling_params.is_greedy
 

@@ -30,7 +30,9 @@ from sgviz.messages import (
 from sgviz.tokenizer_manager import Limits, Output, TokenizerManager
 
 T = TypeVar("T")
-LIMITS = Limits(context_len=64, max_req_input_len=40, vocab_size=256)
+LIMITS = Limits(
+    context_len=64, max_req_len=63, max_req_input_len=40, max_total_num_tokens=1000, page_size=1, vocab_size=256
+)
 CLOCK = WallClock()
 
 
@@ -52,9 +54,6 @@ class ByteCodec:
     ) -> str:
         text: str = self._bytes.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
-
-    def count_tokens(self, text: str) -> int:
-        return len(self.encode(text))
 
 
 CODEC = ByteCodec()

@@ -24,7 +24,7 @@ def make_req(
     return Req(
         rid=rid,
         origin_input_ids=list(ids),
-        sampling_params=SamplingParams(**params).normalize(len),
+        sampling_params=SamplingParams(**params).normalize(),
         max_new_tokens=64,
         return_logprob=logprobs is not None,
         top_logprobs_num=logprobs or 0,

@@ -16,7 +16,7 @@ from sgviz.batch.forward_mode import ForwardMode
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.req_to_token_pool import ReqToTokenPool
-from sgviz.worker.host_result import to_result
+from sgviz.worker.host_result import Pass, to_result
 from sgviz.worker.protocol import GenerationBatchResult
 from sgviz.worker.random_bits import seed_of, uniforms
 from sgviz.worker.sampler import LOGPROB_FLOOR, Sampler, candidates, draw, draw_filtered
@@ -45,7 +45,8 @@ def run(
     sampling = SamplingBatch.from_batch(batch, eos_token_ids=EOS, random_seed=11, previous=previous)
     with torch.inference_mode():
         sampled = sampler.sample(torch.from_numpy(logits.copy()), sampling)
-    return to_result(sampled, sampling, batch.bid, 1, 0, 1)
+    of = Pass(bid=batch.bid, forward_pass_id=1, can_run_cuda_graph=False)
+    return to_result(sampled, sampling, of, 0, 1)
 
 
 def sample(logits: Logits, reqs: Sequence[Req]) -> GenerationBatchResult:

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hand_driver import HandDriver, make_req
 
 from sgviz.batch.req import Req
+from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, StartupError, Unavailable
 from sgviz.model.fetch import resolve_model
 from sgviz.worker.factory import make_worker
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.mock_worker import MockWorker
+from sgviz.worker.torch_threads import threads_of_new_threads
 from sgviz.worker.tp_worker import TpModelWorker
 
 MODEL = "tiny-llama"
@@ -35,7 +38,6 @@ def worker() -> Iterator[TpModelWorker]:
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     """Greedy continuations by transformers, one prompt at a time, in float32."""
-    transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32)
     model.eval()
     outputs = []
@@ -174,7 +176,6 @@ def test_rows_too_unequal_for_the_graph_give_the_same_tokens(worker: TpModelWork
 def test_logprobs_are_those_of_the_model(worker: TpModelWorker) -> None:
     req = make_req("a", PROMPTS[0], temperature=0.0, logprobs=5)
     result = HandDriver(worker).step(HandDriver(worker).extend([req]))
-    transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32)
     with torch.inference_mode():
         wanted = model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1).topk(5)
@@ -252,6 +253,40 @@ def test_close_ends_the_thread_and_refuses_launches() -> None:
     assert len(launch.result().next_token_ids) == 1
     with pytest.raises(Unavailable):
         made.launch(driver.extend([make_req("b", [1, 2])]))
+
+
+def test_an_idle_batch_runs_nothing(worker: TpModelWorker) -> None:
+    before = [layer.clone() for layer in worker.runner.kv_pool.layers]
+    result = worker.launch(ScheduleBatch(HandDriver(worker).cache.req_to_token_pool)).result()
+    assert result.next_token_ids == [] and result.logprobs is None
+    assert all(map(torch.equal, before, worker.runner.kv_pool.layers))
+
+
+def test_what_the_runner_reports_is_in_the_result(
+    worker: TpModelWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = HandDriver(worker)
+    newest = worker.runner.forward_pass_id
+    launch = worker.launch(driver.extend(greedy()[:1]))
+    result = launch.result()
+    assert launch.forward_pass_id == result.forward_pass_id == newest + 1 == worker.runner.forward_pass_id
+    assert result.can_run_cuda_graph is False
+    monkeypatch.setattr(worker.runner, "can_run_cuda_graph", True)
+    assert worker.launch(driver.extend(greedy("x")[:1])).result().can_run_cuda_graph is True
+
+
+def test_torch_threads_are_put_back() -> None:
+    """What threads that come later find is as before, in whichever order two workers end."""
+    before = threads_of_new_threads()
+    for first in (0, 1):
+        workers = [
+            TpModelWorker(MODEL, device="cpu", max_total_tokens=64, torch_threads=before + 2)
+            for _ in range(2)
+        ]
+        assert threads_of_new_threads() == before + 2
+        for each in (workers[first], workers[1 - first], workers[0]):
+            each.close()
+        assert threads_of_new_threads() == before
 
 
 def test_two_workers_in_one_process_do_not_touch_each_other(expected: list[list[int]]) -> None:

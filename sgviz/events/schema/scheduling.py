@@ -12,7 +12,7 @@ class QueueEntered(Body, frozen=True, tag="queue.entered"):
 
     `input_ids` (int32) and `sampling` (msgpack of SamplingParams) let a recording drive a scheduler
     again; both are empty when a retracted request comes back (`again`). `received_ns`: when it was taken
-    from the inbox (0: not stamped).
+    from the inbox (0: not stamped). `probe`: a health check of the server, no request of anybody.
     """
 
     rid: str
@@ -25,6 +25,7 @@ class QueueEntered(Body, frozen=True, tag="queue.entered"):
     sampling: bytes = b""
     extra_key: str = ""
     received_ns: int = 0
+    probe: bool = False
 
 
 class QueueSorted(Body, frozen=True, tag="queue.sorted"):

@@ -41,13 +41,14 @@ from sgviz.messages.debug import (
     SetLimits,
     Where,
 )
+from sgviz.messages.generate import HEALTH_CHECK_PREFIX
 from sgviz.scheduler.gate.host import DebugHost
 from sgviz.scheduler.gate.inbox import GatedInbox, Source
 from sgviz.scheduler.gate.limits import LimitChanges
 from sgviz.scheduler.gate.predicate import compiled
 from sgviz.scheduler.gate.session import NS_PER_S, Goal, Session, goal_of
 from sgviz.scheduler.gate.views import Viewer
-from sgviz.scheduler.intake import HEALTH_CHECK_PREFIX, internal_state
+from sgviz.scheduler.intake import internal_state
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.state import SchedulerState
 from sgviz.scheduler.stops import Stop

@@ -14,7 +14,7 @@ from sgviz.events import schema
 from sgviz.messages.debug import SetLimits
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.policy import make_policy
-from sgviz.scheduler.state import INPUT_LEN_MARGIN, Limits, SchedulerState
+from sgviz.scheduler.state import INPUT_LEN_MARGIN, Limits, SchedulerState, max_input_len
 from sgviz.scheduler.user_policy import is_user_policy
 
 
@@ -142,7 +142,7 @@ def _shrunk(limits: Limits, capacity: int) -> Limits:
         limits,
         max_total_num_tokens=capacity,
         max_req_len=max_req_len,
-        max_req_input_len=max(
-            1, min(limits.max_req_input_len, max_req_len - INPUT_LEN_MARGIN, capacity - limits.page_size - 1)
+        max_req_input_len=min(
+            limits.max_req_input_len, max_input_len(max_req_len, capacity, limits.page_size)
         ),
     )

@@ -5,12 +5,12 @@ Imports: config, model (facts and tokenizer, no torch), worker.
 
 from __future__ import annotations
 
-from sgviz.config import Settings
+from sgviz.config import DEFAULT_MAX_RUNNING, Settings
 from sgviz.errors import ConfigError
 from sgviz.model.fetch import resolve_model
 from sgviz.model.model_config import model_facts
 from sgviz.model.tokenizer import Tokenizer
-from sgviz.worker.kv_budget import DEFAULT_MAX_RUNNING, kv_tokens, usable_context
+from sgviz.worker.kv_budget import kv_tokens, usable_context
 from sgviz.worker.protocol import WorkerInfo
 from sgviz.worker.sim.cost_model import CostModel, RooflineCost
 from sgviz.worker.sim.device_timer import DeviceTimer

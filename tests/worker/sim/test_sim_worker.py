@@ -68,7 +68,7 @@ class Bench:
         return Req(
             rid=rid,
             origin_input_ids=list(range(prompt)),
-            sampling_params=SamplingParams(**params).normalize(len),
+            sampling_params=SamplingParams(**params).normalize(),
             max_new_tokens=64,
             return_logprob=tops is not None,
             top_logprobs_num=tops or 0,

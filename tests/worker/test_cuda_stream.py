@@ -1,0 +1,156 @@
+"""CUDA streams: what can be checked without a GPU here, and with one the same tokens and times as everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hand_driver import HandDriver, make_req
+
+from sgviz.batch.req import Req
+from sgviz.model.fetch import resolve_model
+from sgviz.worker.cuda_stream import ANCHOR_EVERY_NS, Anchor, Anchors
+from sgviz.worker.tp_worker import TpModelWorker
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU")
+MODELS = ("tiny-llama", "tiny-qwen2", "tiny-qwen3")
+PROMPTS = ([5, 6, 7, 8, 9], [40] * 17, list(range(60, 100)), [200])
+TOKENS = 12
+HOUR_NS = 3600 * 10**9
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """A device's event at `ns` of its own clock; like CUDA's, it tells differences in float32 milliseconds."""
+
+    ns: int
+
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
+        return float(np.float32((end_event.ns - self.ns) / 1e6))
+
+
+class TestAnchors:
+    def test_times_are_exact_to_two_microseconds_however_long_it_runs(self) -> None:
+        now, offset = 17, 5 * 10**12  # the device's clock began at another time
+
+        anchors = Anchors(lambda: Anchor(DeviceEvent(now + offset), now), lambda: now)
+        first = anchors.newest
+        worst = 0
+        for _ in range(2000):
+            now += 9_999_777_333
+            anchor = anchors.current()
+            start, later = now + 1234, now + 500_000_567
+            for at in (start, later):
+                worst = max(worst, abs(anchor.at(DeviceEvent(at + offset)) - at))
+        assert now > 5 * HOUR_NS and worst <= 2000
+        assert abs(first.at(DeviceEvent(now + 1234 + offset)) - (now + 1234)) > 100_000  # one anchor for all
+
+    def test_it_is_renewed_no_more_often_than_it_must(self) -> None:
+        now, taken = 0, 0
+
+        def take() -> Anchor:
+            nonlocal taken
+            taken += 1
+            return Anchor(DeviceEvent(now), now)
+
+        anchors = Anchors(take, lambda: now)
+        for _ in range(100):
+            now += ANCHOR_EVERY_NS // 10
+            anchors.current()
+        assert taken == 1 + 10
+
+
+def test_forgetting_goes_through_the_streams_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would write beside forwards that are under way."""
+    worker = TpModelWorker("tiny-llama", device="cpu", max_total_tokens=64)
+    driver = HandDriver(worker)
+    req = make_req("a", [1, 2, 3], temperature=0.0)
+    driver.step(driver.extend([req]))
+    row = req.kv.row
+    last = worker._future_map.output_tokens_buf
+    seen: list[tuple[int, int]] = []
+
+    class Streams:
+        def enqueue(self, work: Callable[[], None]) -> None:
+            before = int(last[row])
+            work()
+            seen.append((before, int(last[row])))
+
+    monkeypatch.setattr(worker, "_cuda", Streams())
+    worker.forget([row])
+    worker.close()
+    assert seen == [(req.output_ids[-1], -1)]
+
+
+# ---------------------------------------------------------------- with a GPU
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def on_gpu(request: pytest.FixtureRequest) -> Iterator[TpModelWorker]:
+    worker = TpModelWorker(request.param, device="cuda", dtype="float32", max_total_tokens=1000)
+    yield worker
+    worker.close()
+
+
+def greedy(prefix: str = "r") -> list[Req]:
+    return [make_req(f"{prefix}{i}", p, temperature=0.0) for i, p in enumerate(PROMPTS)]
+
+
+def expected(model: str) -> list[list[int]]:
+    """Greedy continuations by transformers on the CPU, in float32, one prompt at a time."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(resolve_model(model), dtype=torch.float32)
+    reference.eval()
+    return [
+        reference.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in PROMPTS
+    ]
+
+
+@GPU
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_the_same_tokens_as_transformers(on_gpu: TpModelWorker, chunk: int | None) -> None:
+    assert HandDriver(on_gpu).generate(greedy(), TOKENS, chunk) == expected(on_gpu.info.model)
+
+
+@GPU
+def test_launches_behind_one_another_and_their_times(on_gpu: TpModelWorker) -> None:
+    driver, reqs = HandDriver(on_gpu), greedy()
+    before = time.monotonic_ns()
+    launches = [on_gpu.launch(driver.extend(reqs))]
+    launches += [on_gpu.launch(driver.decode(reqs)) for _ in range(TOKENS - 1)]
+    results = [launch.result() for launch in launches]
+    after = time.monotonic_ns()
+    tokens = zip(*[result.next_token_ids for result in results])
+    assert [list(row) for row in tokens] == expected(on_gpu.info.model)
+    times = [t for result in results for t in (result.start_ns, result.end_ns)]
+    assert times == sorted(times)
+    slack = 50_000  # of the anchor
+    assert before - slack <= times[0] and times[-1] <= after + slack
+
+
+@GPU
+def test_a_row_is_forgotten_behind_its_last_forward_and_before_its_next(on_gpu: TpModelWorker) -> None:
+    """Rows that change hands with everything under way: no launch waits for a result."""
+    driver = HandDriver(on_gpu)
+    right = expected(on_gpu.info.model)
+    for turn in range(4):
+        reqs = greedy(f"t{turn}.")
+        launches = [on_gpu.launch(driver.extend(reqs))]
+        launches += [on_gpu.launch(driver.decode(reqs)) for _ in range(TOKENS - 1)]
+        rows = [req.kv.row for req in reqs]
+        for req in reqs:
+            driver.cache.release(req, [], insert=False, why="finish")
+        on_gpu.forget(rows)
+        tokens = zip(*[launch.result().next_token_ids for launch in launches])
+        assert [list(row) for row in tokens] == right
