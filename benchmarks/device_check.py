@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "worker"))
+import itertools
+
 from hand_driver import HandDriver, make_req
 
 from sgviz.engine import Engine
@@ -169,7 +171,7 @@ def intervals(model: str) -> str:
     made.close()
     slack = 2_000_000  # ns; the anchor is read on the host, so it is late by the way there
     edges = [edge for result in results for edge in (result.start_ns, result.end_ns)]
-    assert all(a <= b + 1000 for a, b in zip(edges, edges[1:])), edges
+    assert all(a <= b + 1000 for a, b in itertools.pairwise(edges)), edges
     assert before - slack <= edges[0], (before, edges)
     assert edges[-1] <= after + slack, (after, edges)
     return f"{len(results)} forwards within {(after - before) / 1e6:.1f} ms"

@@ -51,8 +51,9 @@ class RadixCache:
         # Entries may be stale: popped ones are checked, and queued again if the node was used since.
         self._heap: list[tuple[int, int, TreeNode]] = []
 
-    def __len__(self) -> int:
-        """Nodes without the root."""
+    @property
+    def num_nodes(self) -> int:
+        """Without the root."""
         return self._nodes
 
     def evictable_size(self) -> int:

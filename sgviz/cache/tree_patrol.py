@@ -12,7 +12,7 @@ from sgviz.cache.radix_cache import RadixCache
 from sgviz.cache.radix_check import check_node
 from sgviz.cache.tree_node import TreeNode
 
-MOST_NODES = 2000  # of one look: some tens of milliseconds
+MOST_NODES = 500  # of one look: about ten milliseconds
 
 
 class TreePatrol:
@@ -31,13 +31,13 @@ class TreePatrol:
     def look(self) -> int:
         """Check what is due; returns how many nodes that were. Raises CacheCorrupt."""
         tree = self._tree
-        if len(tree) <= self._most:
+        if tree.num_nodes <= self._most:
             self._walk = None
             if tree.changes == self._seen:
                 return 0
             self._seen = tree.changes
             tree.check()
-            return len(tree)
+            return tree.num_nodes
         if self._walk is None:
             if tree.changes == self._seen:
                 return 0

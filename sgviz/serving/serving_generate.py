@@ -73,14 +73,13 @@ class ServingGenerate(ServingBase[GenerateRequest]):
         return outputs[0] if exchange.obj.is_single and not fans_out else outputs
 
     def _open_stream(self, exchange: Exchange[GenerateRequest]) -> NativeStream:
-        return NativeStream(exchange.rid, exchange.reply)
+        return NativeStream(exchange.reply)
 
 
 class NativeStream:
     """Each output as one event; text is cumulative, as in SGLang."""
 
-    def __init__(self, rid: str, reply: Reply) -> None:
-        self._rid = rid
+    def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._chars: dict[int, int] = {}
 
@@ -94,7 +93,7 @@ class NativeStream:
         return sse(output)
 
     def closing(self) -> bytes:
-        self._reply.sent(self._rid, 0, "done")
+        self._reply.sent(self._reply.rid, 0, "done")
         return DONE
 
 

@@ -13,7 +13,7 @@ from sgviz.cache.tree_patrol import TreePatrol
 def grown(nodes: int, tree: RadixCache | None = None) -> RadixCache:
     """`nodes` more leaves below the root."""
     tree = tree or RadixCache(1, silent())
-    first = len(tree) + 1
+    first = tree.num_nodes + 1
     for i in range(first, first + nodes):
         put(tree, [i], i)
     return tree
@@ -76,7 +76,7 @@ def test_a_tree_that_changes_under_the_walk_is_no_error() -> None:
     patrol = TreePatrol(tree, most=3)
     grown(12, tree)
     looked = [patrol.look()]
-    while len(tree):
+    while tree.num_nodes:
         tree.evict(2)
         looked.append(patrol.look())
     tree.check()

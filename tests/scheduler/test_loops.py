@@ -203,7 +203,7 @@ def test_a_broken_tree_is_found_at_idle() -> None:
     rig = Rig()
     rig.submit(range(20), 4)
     rig.run()
-    (leaf,) = rig.state.cache.tree.nodes()
+    leaf = next(node for node in rig.state.cache.tree.nodes() if not node.children)
     leaf.queued = False
     rig.submit(range(50, 60), 4)
     with pytest.raises(CacheCorrupt, match="an unlocked leaf that eviction does not know"):

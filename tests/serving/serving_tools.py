@@ -62,7 +62,9 @@ class PlainTemplates:
         self.seen.append([dict(message) for message in messages])
         self.options.append(kwargs)
         if any(message["content"] == "refuse me" for message in messages):
-            raise BadRequest("the chat template refuses these messages: roles must alternate", param="messages")
+            raise BadRequest(
+                "the chat template refuses these messages: roles must alternate", param="messages"
+            )
         if any(message["content"] == "break" for message in messages):
             raise ValueError("a fault of the server")
         text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)

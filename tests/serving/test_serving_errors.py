@@ -237,15 +237,24 @@ def test_not_up_is_503(server: Served, state: ServerState, streamed: bool) -> No
 
 
 # SGLang's GenerateReqInput, as its pipeline facts list it (3.2), and what is not in there of the chat body
-OF_GENERATE = """
-rid session_id text input_ids input_embeds image_data video_data audio_data sampling_params return_logprob
-logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs stream log_metrics
-return_hidden_states return_routed_experts session_params lora_path lora_id custom_logit_processor bootstrap_host
-bootstrap_port bootstrap_room routed_dp_rank disagg_prefill_dp_rank routing_key priority extra_key cache_salt
-custom_labels background require_reasoning max_thinking_tokens return_prompt_token_ids
-multi_item_delimiter_indices token_indices_to_pool
-""".split()
-OF_CHAT = ["tools", "tool_choice", "response_format", "input_ids", "web_search_options", "modalities", "priority"]
+OF_GENERATE = [
+    "rid", "session_id", "text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data",
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
+    "return_text_in_logprobs", "stream", "log_metrics", "return_hidden_states", "return_routed_experts",
+    "session_params", "lora_path", "lora_id", "custom_logit_processor", "bootstrap_host", "bootstrap_port",
+    "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank", "routing_key", "priority", "extra_key",
+    "cache_salt", "custom_labels", "background", "require_reasoning", "max_thinking_tokens",
+    "return_prompt_token_ids", "multi_item_delimiter_indices", "token_indices_to_pool",
+]  # fmt: skip
+OF_CHAT = [
+    "tools",
+    "tool_choice",
+    "response_format",
+    "input_ids",
+    "web_search_options",
+    "modalities",
+    "priority",
+]
 # these change nothing in the answer of one server that has no such metrics and no such router
 WITHOUT_EFFECT = {"log_metrics", "custom_labels", "routing_key"}
 

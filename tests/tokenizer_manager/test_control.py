@@ -139,13 +139,18 @@ def test_closing_ends_those_who_wait() -> None:
 
 def test_a_message_that_cannot_be_read_is_not_silence() -> None:
     async def body() -> None:
-        async with rig() as r:
+        told: list[str] = []
+        async with rig(on_failure=told.append) as r:
             r.engine.auto = False
             task = r.start(request())
             await r.dispatched()
             r.engine.outbox.send(r.engine.requests[0])  # not a message for this end
             (out,) = await task
             assert isinstance(out, dict)
-            assert "receiving from the engine failed" in out["meta_info"]["finish_reason"]["message"]
+            message = out["meta_info"]["finish_reason"]["message"]
+            assert "receiving from the engine failed" in message and told == [message]
+            with pytest.raises(Unavailable, match="receiving from the engine failed"):
+                await r.all(request("b"))
+        assert len(told) == 1  # an orderly end is no failure
 
     run(body())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -280,8 +281,8 @@ def test_unlimited_means_to_the_end_of_the_context() -> None:
             for n in (1, 2):
                 await r.all(GenerateReqInput(text="hello", sampling_params=params(max_new_tokens=None, n=n)))
             limits = [m.sampling_params.max_new_tokens for m in r.engine.requests]
-            assert limits == [59, 0, 59, 59]
-            assert LIMITS.context_len == 64
+            assert limits == [58, 0, 58, 58]
+            assert LIMITS.max_req_len == 63
 
     run(body())
 
@@ -334,7 +335,6 @@ def test_logprobs_gather_over_messages() -> None:
 
 def test_long_texts_are_tokenized_like_short_ones() -> None:
     async def body() -> None:
-
         roomy = {"context_len": 200_000, "max_req_len": 199_999, "max_req_input_len": 199_000}
         async with rig(replace(LIMITS, **roomy, max_total_num_tokens=200_000)) as r:
             text = "lorem ipsum " * 6000

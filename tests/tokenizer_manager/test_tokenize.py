@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tm_rig import CODEC, LIMITS, params
 
 from sgviz.errors import BadRequest
@@ -83,6 +86,38 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, words: str)
 def test_a_prompt_may_fill_its_limit_and_the_output_the_rest() -> None:
     (one,) = prepare(obj(text="x" * 40, sampling_params=params(max_new_tokens=23)))
     assert (len(one.input_ids), one.sampling_params.max_new_tokens) == (40, 23)
+
+
+@given(
+    prompt=st.integers(1, 40),
+    context=st.integers(10, 100),
+    pool=st.integers(10, 100),
+    page=st.integers(1, 16),
+)
+def test_the_output_limit_is_exact(prompt: int, context: int, pool: int, page: int) -> None:
+    limits = replace(
+        LIMITS,
+        context_len=context,
+        max_req_len=min(context, pool) - 1,
+        max_total_num_tokens=pool,
+        page_size=page,
+    )
+    most = limits.most_new_tokens(prompt)
+    assert prompt + most <= context - 1 or not most
+    # all pages it touches, and one more, fit into the pool
+    assert -(-(prompt + most) // page) * page + page <= -(-pool // page) * page or not most
+    preparer = Preparer(CODEC, limits)
+
+    def limit(asked: int | None) -> int | None:
+        (one,) = preparer.split(obj(input_ids=[1] * prompt, sampling_params=params(max_new_tokens=asked)))
+        return asyncio.run(preparer.tokenize(one, TimeStats())).sampling_params.max_new_tokens
+
+    if prompt > min(context - 1, limits.max_req_input_len):
+        return
+    assert limit(None) == limit(most) == most
+    with pytest.raises(BadRequest, match=f"leave at most {most}") as caught:
+        limit(most + 1)
+    assert caught.value.param == "max_new_tokens"
 
 
 def test_values_are_spread_over_a_batch() -> None:

@@ -31,7 +31,12 @@ from sgviz.tokenizer_manager import Limits, Output, TokenizerManager
 
 T = TypeVar("T")
 LIMITS = Limits(
-    context_len=64, max_req_len=63, max_req_input_len=40, max_total_num_tokens=1000, page_size=1, vocab_size=256
+    context_len=64,
+    max_req_len=63,
+    max_req_input_len=40,
+    max_total_num_tokens=1000,
+    page_size=1,
+    vocab_size=256,
 )
 CLOCK = WallClock()
 
@@ -216,7 +221,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(limits: Limits = LIMITS) -> AsyncIterator[Rig]:
+async def rig(limits: Limits = LIMITS, on_failure: Callable[[str], None] | None = None) -> AsyncIterator[Rig]:
     context, ports = zmq.Context(), PortArgs.for_threads()
     ring = RingSink()
     sender = Sender(context, ports.scheduler_input_ipc_name, bind=True)
@@ -231,6 +236,7 @@ async def rig(limits: Limits = LIMITS) -> AsyncIterator[Rig]:
         trace=Tracer("tokenizer_manager", ring, CLOCK),
         limits=limits,
         clock=CLOCK,
+        on_failure=on_failure,
     )
     task = asyncio.create_task(engine.run())
     try:
