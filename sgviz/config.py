@@ -7,6 +7,7 @@ Imports: errors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,14 @@ from msgspec import Meta
 
 from sgviz.errors import ConfigError, suggest
 
+LABEL = re.compile(r"(?!__)[A-Za-z_]\w*", re.ASCII)
+TAKEN_LABELS = (
+    "model_name",
+    "engine_type",
+    "is_streaming",
+    "cache_source",
+    "le",
+)  # by the metrics themselves
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MAX_RUNNING = 256  # requests that may decode together, where memory allows, if nobody says otherwise
 
@@ -230,6 +239,20 @@ class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_events: Annotated[bool, _meta("Emit no events.", "ours")] = False
     event_capacity: Annotated[int, _meta("Newest events kept in memory.", "ours", ge=1000)] = 200_000
     record: Annotated[str | None, _meta("File (.sgv) to write all events to.", "ours")] = None
+    tokenizer_metrics_custom_labels_header: Annotated[
+        str,
+        _meta("Header (a JSON object) in which a request brings labels for metrics.", "SGLang", min_length=1),
+    ] = "x-custom-labels"
+    tokenizer_metrics_allowed_custom_labels: Annotated[
+        str | None,
+        _meta("Labels that are taken from that header, separated by commas; default: none.", "SGLang"),
+    ] = None
+
+    @property
+    def allowed_labels(self) -> tuple[str, ...]:
+        """The names of `tokenizer_metrics_allowed_custom_labels`, one by one."""
+        names = (self.tokenizer_metrics_allowed_custom_labels or "").split(",")
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +303,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
                 param="chunked_prefill_size",
             )
+        for name in self.observe.allowed_labels:
+            if not LABEL.fullmatch(name) or name in TAKEN_LABELS:
+                raise ConfigError(
+                    f"setting tokenizer_metrics_allowed_custom_labels: {name!r} cannot be a label; one is made of "
+                    f"letters, digits and _, begins with no digit and no __, and is none of {', '.join(TAKEN_LABELS)}",
+                    param="tokenizer_metrics_allowed_custom_labels",
+                )
         if self.observe.disable_events and self.observe.record is not None:
             raise ConfigError(
                 f"setting record = {self.observe.record!r}: with disable_events there are no events to record",

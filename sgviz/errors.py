@@ -34,6 +34,10 @@ class BadRequest(SgvizError, ValueError):
     type = "BadRequestError"
 
 
+class NeverFits(BadRequest):
+    """The prompt, or what is asked to follow it, cannot fit into context or KV memory however long it waits."""
+
+
 class Unauthorized(SgvizError):
     status = 401
     type = "AuthenticationError"

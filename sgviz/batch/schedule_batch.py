@@ -30,7 +30,7 @@ class ScheduleBatch:
         decode_rows: how many requests at the end of a MIXED batch are decoding ones.
         out_cache_loc: [sum(extend_lens)] slots the forward writes, request after request.
         chunked_req: the member whose prompt goes on in a later batch, if one does.
-        req_to_token_pool: the table position -> slot, row by request (`req.kv.row`).
+        req_to_token_pool: the table position -> slot, row by request (`req.kv.req_pool_idx`).
         batch_is_full: nothing more was admitted for want of memory or rows; see the planner.
     """
 
@@ -57,7 +57,7 @@ class ScheduleBatch:
     @property
     def rows(self) -> list[int]:
         """The members' rows (`req_pool_indices`)."""
-        return [req.kv.row for req in self.reqs]
+        return [req.kv.req_pool_idx for req in self.reqs]
 
     @property
     def return_logprob(self) -> bool:

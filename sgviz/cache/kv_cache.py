@@ -136,9 +136,9 @@ class KVCache:
         Raises:
             CacheMisuse: the request holds KV already, or the matched node was evicted since.
         """
-        if req.kv.node is not None or req.kv.row != NO_ROW:
+        if req.kv.node is not None or req.kv.req_pool_idx != NO_ROW:
             raise CacheMisuse(
-                f"request {req.rid} holds KV already (row {req.kv.row}); release it before adopting"
+                f"request {req.rid} holds KV already (row {req.kv.req_pool_idx}); release it before adopting"
             )
         self._refuse_stale(match.node)
         # What `held` protects silently must still count as moved in the event of the real lock.
@@ -171,7 +171,7 @@ class KVCache:
             raise CacheCorrupt(
                 f"request {req.rid}: {end} tokens were inserted, {match.length} are found again"
             )
-        self.req_to_token_pool.table[kv.row, kv.protected : end] = match.slots[kv.protected :]
+        self.req_to_token_pool.table[kv.req_pool_idx, kv.protected : end] = match.slots[kv.protected :]
         kv.protected = end
         self.tree.inc_lock_ref(match.node, req.rid)
         if kv.node is not None:
@@ -213,7 +213,7 @@ class KVCache:
         new = np.array(new_lens, dtype=np.int64)
         taken = self._make_room(reqs, old, new)
         self._take_rows(reqs)
-        rows = np.array([req.kv.row for req in reqs], dtype=np.int64)
+        rows = np.array([req.kv.req_pool_idx for req in reqs], dtype=np.int64)
         # An empty request reads column -1 here; the allocator looks at last slots of partly used pages only.
         slots = self.allocator.alloc_extend(old, new, self.req_to_token_pool.table[rows, old - 1])
         if slots is None:
@@ -254,7 +254,7 @@ class KVCache:
             why: of pool.returned: finish, retract, abort.
         """
         kv = req.kv
-        if kv.row != NO_ROW:
+        if kv.req_pool_idx != NO_ROW:
             start = kv.protected
             if insert and not self.disable_radix_cache:
                 start = max(start, self._insert(req, ids))
@@ -262,10 +262,10 @@ class KVCache:
             self._free_private(req, start, kv.allocated, why)
         if kv.node is not None:
             self.tree.dec_lock_ref(kv.node, req.rid)
-        if kv.row != NO_ROW:
-            self.req_to_token_pool.free(kv.row)
+        if kv.req_pool_idx != NO_ROW:
+            self.req_to_token_pool.free(kv.req_pool_idx)
             if self.trace.on:
-                self.trace.emit(RowReturned(rid=req.rid, row=kv.row))
+                self.trace.emit(RowReturned(rid=req.rid, row=kv.req_pool_idx))
         req.kv = ReqKvInfo()
 
     def flush(self) -> bool:
@@ -290,13 +290,13 @@ class KVCache:
             raise CacheMisuse(f"tree node {node.id} was evicted after the match; match again")
 
     def _positions(self, req: HoldsKv, start: int, end: int) -> Slots:
-        return self.req_to_token_pool.table[req.kv.row, start:end].astype(np.int64)
+        return self.req_to_token_pool.table[req.kv.req_pool_idx, start:end].astype(np.int64)
 
     def _insert(self, req: HoldsKv, ids: Sequence[int] | Ids) -> int:
         """Insert the whole pages of `ids` and free the request's duplicates; returns where the pages end."""
         kv = req.kv
-        if len(ids) > kv.allocated or kv.row == NO_ROW:
-            held = f"row {kv.row} has {kv.allocated} positions"
+        if len(ids) > kv.allocated or kv.req_pool_idx == NO_ROW:
+            held = f"row {kv.req_pool_idx} has {kv.allocated} positions"
             raise CacheMisuse(f"request {req.rid}: {len(ids)} ids cannot be cached, {held}")
         end = len(ids) - len(ids) % self.page_size
         if end > kv.protected:
@@ -323,7 +323,7 @@ class KVCache:
         if longest > width:
             rid = reqs[int(new.argmax())].rid
             raise CacheMisuse(f"request {rid} would grow to {longest} tokens, a row has {width} positions")
-        rows = sum(req.kv.row == NO_ROW for req in reqs)
+        rows = sum(req.kv.req_pool_idx == NO_ROW for req in reqs)
         if rows > self.req_to_token_pool.available_size():
             free = self.req_to_token_pool.available_size()
             raise OutOfMemory(f"{rows} rows are needed, {free} of {self.req_to_token_pool.size} are free")
@@ -337,11 +337,11 @@ class KVCache:
         pool = self.req_to_token_pool
         for req in reqs:
             kv = req.kv
-            if kv.row == NO_ROW:
+            if kv.req_pool_idx == NO_ROW:
                 row = pool.alloc()
                 assert row is not None  # counted before
                 pool.table[row, : len(kv.prefix)] = kv.prefix
-                kv.row, kv.prefix = row, no_slots()
+                kv.req_pool_idx, kv.prefix = row, no_slots()
                 if self.trace.on:
                     self.trace.emit(RowTaken(rid=req.rid, row=row))
 

@@ -64,7 +64,7 @@ def audit(cache: KVCache, reqs: Sequence[HoldsKv]) -> None:
 
 def _check_rows(cache: KVCache, reqs: Sequence[HoldsKv]) -> None:
     pool = cache.req_to_token_pool
-    rows = [req.kv.row for req in reqs if req.kv.row != NO_ROW]
+    rows = [req.kv.req_pool_idx for req in reqs if req.kv.req_pool_idx != NO_ROW]
     if len(set(rows)) != len(rows):
         raise CacheCorrupt(f"two requests share a row: {sorted(rows)}")
     if len(rows) + pool.available_size() != pool.size:
@@ -79,7 +79,7 @@ def _check_req(cache: KVCache, req: HoldsKv) -> None:
         raise CacheCorrupt(
             f"request {req.rid}: protected {kv.protected} of allocated {kv.allocated}, page {page}"
         )
-    mine = kv.prefix if kv.row == NO_ROW else cache.row_slots(req)
+    mine = kv.prefix if kv.req_pool_idx == NO_ROW else cache.row_slots(req)
     tree = [node.value for node in kv.node.path()] if kv.node is not None else []
     protected = np.concatenate([no_slots(), *tree])
     if len(protected) != kv.protected or (protected != mine[: kv.protected]).any():
@@ -119,6 +119,6 @@ def _check_owners(cache: KVCache, reqs: Sequence[HoldsKv]) -> None:
 
 
 def _private_pages(cache: KVCache, req: HoldsKv) -> Slots:
-    if req.kv.row == NO_ROW:
+    if req.kv.req_pool_idx == NO_ROW:
         return no_slots()
     return cache.row_slots(req)[req.kv.protected :: cache.page_size] // cache.page_size

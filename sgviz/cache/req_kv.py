@@ -27,14 +27,14 @@ class ReqKvInfo:
     """A request's share of the pools.
 
     Attributes:
-        row: its row of the ReqToTokenPool (`req_pool_idx`), NO_ROW when it has none.
+        req_pool_idx: its row of the ReqToTokenPool, NO_ROW when it has none.
         prefix: slots of the cached prefix, from admission until the row is written.
         allocated: positions [0, allocated) have a slot in the row (`kv_allocated_len`).
         protected: positions [0, protected) belong to the tree (`cache_protected_len`); the rest is private.
         node: the tree node it has locked, None when it has locked nothing.
     """
 
-    row: int = NO_ROW
+    req_pool_idx: int = NO_ROW
     prefix: Slots = field(default_factory=no_slots)
     allocated: int = 0
     protected: int = 0

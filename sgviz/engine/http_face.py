@@ -21,6 +21,7 @@ from sgviz.observe import observe_mount
 from sgviz.recording import Recording
 from sgviz.serving.app import create_app
 from sgviz.serving.context import Keys, ModelFacts, ServingContext
+from sgviz.serving.custom_labels import CustomLabels
 from sgviz.serving.server import ServerHandle
 
 IN_PROCESS_URL = "http://engine"
@@ -101,7 +102,7 @@ class HttpFace:
         return self._app
 
     def _context(self) -> ServingContext:
-        pipeline, serve = self._pipeline, self._settings.serve
+        pipeline, serve, observe = self._pipeline, self._settings.serve, self._settings.observe
         return ServingContext(
             tokenizer_manager=pipeline.manager,
             tokenizer=pipeline.tokenizer,
@@ -113,11 +114,15 @@ class HttpFace:
             keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
+            custom_labels=CustomLabels(
+                header=observe.tokenizer_metrics_custom_labels_header, allowed=observe.allowed_labels
+            ),
             mounts=[self._observe(), *([debug_mount(pipeline.manager)] if serve.enable_debugger else [])],
         )
 
     def _observe(self) -> Callable[[FastAPI], None]:
-        return observe_mount(self._pipeline.ring, self._recording, self._settings.served_model_name)
+        model, allowed = self._settings.served_model_name, self._settings.observe.allowed_labels
+        return observe_mount(self._pipeline.ring, self._recording, model, allowed)
 
     def _facts(self) -> ModelFacts:
         info, model = self._pipeline.infos["scheduler"], self._settings.model

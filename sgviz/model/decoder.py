@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from sgviz.model.attention import AttentionBackend
 from sgviz.model.forward_batch import ForwardBatch
-from sgviz.model.layers import GatedMLP, Linear, Packer, RMSNorm, RotaryEmbedding, empty_parameter
+from sgviz.model.layers import GatedMLP, Linear, RMSNorm, RotaryEmbedding, empty_parameter
 from sgviz.model.model_config import DecoderConfig, Quantization
-from sgviz.model.packed_linear import pack_float32, pack_int8
+from sgviz.model.packed_linear import FLOAT32, INT8, Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         q, k, v = rotated[:, : self.heads], rotated[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
         return self.o_proj.forward_add(attn.forward(self.layer, q, k, v), residual)
 
-    def pack(self, packer: Packer, factor: Tensor, rope: RotaryEmbedding) -> None:
+    def pack(self, packing: Packing, factor: Tensor, rope: RotaryEmbedding) -> None:
         """Lay the weights out for the CPU, for inputs times `factor` and in the order of pairs of `rope`."""
         turned, qkv = self.heads + self.kv_heads, self.qkv_proj
         qkv.weight.data = rope.interleave(qkv.weight.data, turned)
@@ -67,8 +67,8 @@ class Attention(nn.Module):
         for head_norm in (self.q_norm, self.k_norm):
             if head_norm is not None:
                 head_norm.weight.data = rope.interleave(head_norm.weight.data, 1)
-        qkv.pack(packer, factor)
-        self.o_proj.pack(packer)
+        qkv.pack(packing, factor)
+        self.o_proj.pack(packing)
 
     def _normed(self, qk: Tensor) -> Tensor:
         if self.q_norm is None or self.k_norm is None:
@@ -94,12 +94,11 @@ class DecoderLayer(nn.Module):
         x = self.self_attn.forward_add(self.input_layernorm.forward(x), x, rope, angles, attn)
         return self.mlp.forward_add(self.post_attention_layernorm.forward(x), x)
 
-    def pack(self, packer: Packer, rope: RotaryEmbedding) -> None:
+    def pack(self, packing: Packing, rope: RotaryEmbedding) -> None:
         """Lay the weights out for the CPU."""
-        keep = packer is pack_int8
-        self.self_attn.pack(packer, self.input_layernorm.fold(keep), rope)
-        self.mlp.gate_up_proj.pack(packer, self.post_attention_layernorm.fold(keep))
-        self.mlp.down_proj.pack(packer)
+        keep = packing.keep_norm_weights
+        self.self_attn.pack(packing, self.input_layernorm.fold(keep), rope)
+        self.mlp.pack(packing, self.post_attention_layernorm.fold(keep))
 
 
 class Embedding(nn.Module):
@@ -167,10 +166,10 @@ class CausalLM(nn.Module):
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Lay the weights out for the CPU, once (float32 only). All but the output projection may be int8."""
-        packer = pack_float32 if quantization is None else pack_int8
+        packing = FLOAT32 if quantization is None else INT8
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
-            layer.pack(packer, self.rope)
+            layer.pack(packing, self.rope)
         self.rope.interleaved = True
-        self.lm_head.pack(pack_float32, self.model.norm.fold())
+        self.lm_head.pack(FLOAT32, self.model.norm.fold())
         self.quantization = quantization

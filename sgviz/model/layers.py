@@ -9,16 +9,13 @@ No tensor parallelism. Imports: model.model_config, model.packed_linear, torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgviz.model.model_config import RopeConfig, RopeType
-from sgviz.model.packed_linear import PackedLinear
-
-Packer = Callable[[Tensor, Tensor | None], PackedLinear]
+from sgviz.model.packed_linear import PackedGate, PackedLinear, Packing
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -38,10 +35,10 @@ class Linear(nn.Module):
         self.bias = empty_parameter(out_features) if bias else None
         self._packed: PackedLinear | None = None
 
-    def pack(self, packer: Packer, factor: Tensor | None = None) -> None:
+    def pack(self, packing: Packing, factor: Tensor | None = None) -> None:
         """Replace the weight by a packed form, its inputs times `factor`. Afterwards `weight` is empty."""
         weight = self.weight.data if factor is None else self.weight.data * factor
-        self._packed = packer(weight, None if self.bias is None else self.bias.data)
+        self._packed = packing.linear(weight, None if self.bias is None else self.bias.data)
         self.weight = empty_parameter(0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,6 +146,16 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up_proj = Linear(hidden, 2 * intermediate, bias)
         self.down_proj = Linear(intermediate, hidden, bias)
+        self._packed_gate: PackedGate | None = None
+
+    def pack(self, packing: Packing, factor: Tensor) -> None:
+        """Lay the weights out for the CPU, for inputs times `factor`."""
+        both = self.gate_up_proj
+        self._packed_gate = packing.gate(
+            both.weight.data * factor, None if both.bias is None else both.bias.data
+        )
+        both.weight = empty_parameter(0)
+        self.down_proj.pack(packing)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj.forward(self._gated(x))
@@ -157,5 +164,7 @@ class GatedMLP(nn.Module):
         return self.down_proj.forward_add(self._gated(x), residual)
 
     def _gated(self, x: Tensor) -> Tensor:
+        if self._packed_gate is not None:
+            return self._packed_gate.forward(x)
         gate, up = self.gate_up_proj.forward(x).chunk(2, -1)
         return F.silu(gate).mul_(up)

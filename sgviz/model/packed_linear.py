@@ -8,6 +8,8 @@ Imports: torch.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -26,6 +28,12 @@ class PackedLinear(Protocol):
     def forward_add(self, x: Tensor, residual: Tensor) -> Tensor: ...
 
 
+class PackedGate(Protocol):
+    """y = silu(x G^T + g) * (x U^T + u) for x [T, in]."""
+
+    def forward(self, x: Tensor) -> Tensor: ...
+
+
 class _Float32Linear(nn.Module):
     """oneDNN; the residual is added by the same operator."""
 
@@ -34,7 +42,7 @@ class _Float32Linear(nn.Module):
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
         self.bias = bias
         self.in_pairs = False
-        self.in_pairs = self._alone_differs(weight)
+        self.in_pairs = _alone_differs(self, weight.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.repeat(2, 1) if self.in_pairs and x.shape[0] == 1 else x
@@ -48,11 +56,25 @@ class _Float32Linear(nn.Module):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, residual, self.weight, self.bias, "add")
         return y
 
-    @torch.jit.unused
-    def _alone_differs(self, weight: Tensor) -> bool:
-        """oneDNN has a kernel of its own for a single row; with long rows it adds in another order."""
-        x = torch.rand(2, weight.shape[1], generator=torch.Generator().manual_seed(0))
-        return not torch.equal(self.forward(x)[:1], self.forward(x[:1]))
+
+class _Float32Gate(nn.Module):
+    """silu(gate(x)) * up(x) as two oneDNN operators, the second taking the product along."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        gate, up = weight.chunk(2)
+        self.gate = torch.ops.mkldnn._reorder_linear_weight(gate.contiguous(), PACK_ROWS_HINT)
+        self.up = torch.ops.mkldnn._reorder_linear_weight(up.contiguous(), PACK_ROWS_HINT)
+        self.gate_bias = None if bias is None else bias[: len(gate)]
+        self.up_bias = None if bias is None else bias[len(gate) :]
+        self.in_pairs = False
+        self.in_pairs = _alone_differs(self, weight.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.repeat(2, 1) if self.in_pairs and x.shape[0] == 1 else x
+        gate = torch.ops.mkldnn._linear_pointwise(rows, self.gate, self.gate_bias, "swish", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, gate, self.up, self.up_bias, "mul")
+        return y[: x.shape[0]]
 
 
 class _Int8Linear(nn.Module):
@@ -88,6 +110,18 @@ class _Int8Linear(nn.Module):
         return self.forward(x).add_(residual)
 
 
+class _Int8Gate(nn.Module):
+    """silu(gate(x)) * up(x) with one int8 product for both."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.both = _Int8Linear(weight, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.both.forward(x).chunk(2, -1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+
 def pack_float32(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """`weight` [out, in] for oneDNN; `weight` itself is needed no more."""
     return _scripted(_Float32Linear(weight, bias))
@@ -98,6 +132,34 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     return _scripted(_Int8Linear(weight, bias))
 
 
+def pack_float32_gate(weight: Tensor, bias: Tensor | None) -> PackedGate:
+    """`weight` [2 * out, in], gate above up, for oneDNN."""
+    return _scripted(_Float32Gate(weight, bias))
+
+
+def pack_int8_gate(weight: Tensor, bias: Tensor | None) -> PackedGate:
+    """`weight` [2 * out, in], gate above up, in int8 for fbgemm."""
+    return _scripted(_Int8Gate(weight, bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the projections of a model are packed.
+
+    Attributes:
+        linear, gate: take weight and bias; see `pack_float32` and `pack_float32_gate`.
+        keep_norm_weights: inputs are easier to quantize with the weights of the norm before in them.
+    """
+
+    linear: Callable[[Tensor, Tensor | None], PackedLinear]
+    gate: Callable[[Tensor, Tensor | None], PackedGate]
+    keep_norm_weights: bool
+
+
+FLOAT32 = Packing(pack_float32, pack_float32_gate, False)
+INT8 = Packing(pack_int8, pack_int8_gate, True)
+
+
 def quantize_rows(weight: Tensor) -> Tensor:
     """`weight` as a quantized tensor, symmetric, one scale a row."""
     scales = (weight.abs().amax(1).clamp_min(SMALLEST_PEAK) / WEIGHT_LEVELS).double()
@@ -105,6 +167,12 @@ def quantize_rows(weight: Tensor) -> Tensor:
         warnings.simplefilter("ignore")  # torch moves quantized tensors elsewhere; the packed operators stay
         zeros = torch.zeros(len(scales), dtype=torch.int64)
         return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+
+
+def _alone_differs(module: PackedGate, in_features: int) -> bool:
+    """oneDNN has a kernel of its own for a single row; with long rows it adds in another order."""
+    x = torch.rand(2, in_features, generator=torch.Generator().manual_seed(0))
+    return not torch.equal(module.forward(x)[:1], module.forward(x[:1]))
 
 
 def _scripted(module: nn.Module) -> PackedLinear:

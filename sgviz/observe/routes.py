@@ -9,7 +9,7 @@ Imports: events, recording, serving.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
+from sgviz.observe.http_counts import CountingMiddleware, HttpCounts
 from sgviz.observe.metrics import Metrics
 from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel
@@ -28,14 +29,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def observe_mount(
-    ring: RingSink, recording: Callable[[], Recording], model_name: str
+    ring: RingSink, recording: Callable[[], Recording], model_name: str, custom_labels: Sequence[str] = ()
 ) -> Callable[[FastAPI], None]:
     """What adds the endpoints to an app (`ServingContext.mounts`).
 
     Args:
         ring: where the events of all components arrive. recording: the live recording over it.
+        custom_labels: labels that requests may bring by header.
     """
-    scrapes = _Scrapes(ring, Metrics(model_name))
+    measured = Metrics(model_name, custom_labels)
+    scrapes, counts = _Scrapes(ring, measured), HttpCounts(measured.series.registry)
     live = recording()
     lock = asyncio.Lock()
 
@@ -63,6 +66,7 @@ def observe_mount(
     def mount(app: FastAPI) -> None:
         rules: AccessRules = app.state.access
         rules.declare("/sgviz", AuthLevel.ADMIN_OPTIONAL)
+        app.add_middleware(CountingMiddleware, counts=counts)  # outermost: what is refused counts too
         for path, handler in (
             ("/metrics", metrics),
             ("/sgviz/events", events),

@@ -100,16 +100,24 @@ class Explainer:
                 blockers, detail = self._busy_with(last, t) if cause is Cause.INBOX else ((), "")
                 yield Part(last, t - last, cause, blockers, detail)
                 last = t
-        refused = self._refused_at_intake(life)
+        refused = self._refused(life)
         if refused is not None and refused[0] > last:
-            t, never, why = refused
-            yield Part(last, t - last, Cause.NEVER_FITS if never else Cause.INBOX, (), why)
+            t, cause, why = refused
+            yield Part(last, t - last, cause, (), why)
 
-    def _refused_at_intake(self, life: RequestState) -> tuple[int, bool, str] | None:
-        """`(t, never fits, why)` when the scheduler did not take the request."""
+    def _refused(self, life: RequestState) -> tuple[int, Cause, str] | None:
+        """`(t, cause, why)` when the scheduler did not take the request, or it did not even get there."""
         for t, body in self._aborts(life):
-            if body.where == "intake" or body.reason is Reason.NEVER_FITS:
-                return t, body.reason is Reason.NEVER_FITS, body.why
+            here = body.where == "tokenizer" and not life.stats.api_server_dispatch
+            if body.reason is Reason.NEVER_FITS:
+                return t, Cause.NEVER_FITS, body.why
+            if body.where == "intake" or here:
+                return t, Cause.TOKENIZE if here else Cause.INBOX, body.why
+        sends = self.standings.sends.get(_plain(life.rid), ())
+        told = next((t for t in sends if _within(t, life)), 0)
+        taken = life.stats.api_server_dispatch or life.stats.scheduler_recv or life.children
+        if told and not taken:
+            return told, Cause.CONVERT, "serving refused it"
         return None
 
     def _busy_with(self, start: int, end: int) -> tuple[tuple[str, ...], str]:
@@ -216,6 +224,11 @@ class Explainer:
         stats, own = life.stats, request.stats
         last = stats.completion
         if not last:
+            refused = self._refused(life)
+            if refused is not None:
+                yield from self._response(request, refused[0], end)
+                if not own.response_sent and end > refused[0]:
+                    yield Part(refused[0], end - refused[0], Cause.DELIVER)
             return
         finished = own.finished or stats.finished
         for t, cause in (

@@ -194,6 +194,8 @@ class Requests:
         self._end(state, event.t)
 
     def aborted(self, event: Event, body: RequestAborted) -> None:
+        if body.rid not in self.by_rid:
+            self._adopt(body.rid)  # it was refused before it had tokens
         state = self.of(body.rid)
         state.abort = state.abort or f"{body.where}: {body.why}"
         if body.where not in _ABORT_GOES_ON:

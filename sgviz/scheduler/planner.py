@@ -177,7 +177,7 @@ class Planner:
 
     def _enter_forward(self, req: Req, now: int) -> None:
         stats = req.time_stats
-        if stats.wait_queue_entry and not req.kv.row:
+        if stats.wait_queue_entry and not req.kv.req_pool_idx:
             stats.queue_ns += now - (req.requeued_ns or stats.wait_queue_entry)
         stats.forward_entry = stats.forward_entry or now
         if not req.counted_cached and not req.is_retracted:

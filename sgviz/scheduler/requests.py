@@ -36,7 +36,7 @@ class RequestEnder:
     def drop(self, req: Req, where: str, why: str, reason: FinishReason | None = None) -> None:
         """End a request that is not in a forward: give back its memory and send the final message."""
         state = self._state
-        if req.kv.row or req.kv.node is not None:
+        if req.kv.req_pool_idx or req.kv.node is not None:
             state.cache.release(req, [], insert=False, why="abort")
         state.running_batch.batch_is_full = False
         req.finished_reason = reason or aborted(why)

@@ -12,6 +12,7 @@ import msgspec
 from sgviz.events import Tracer
 from sgviz.events.schema import RequestConverted, RequestReceived
 from sgviz.messages import GenerateReqInput
+from sgviz.serving.custom_labels import Labels
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +26,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 0
 
 
-def tell_received(trace: Tracer, rids: Sequence[str], arrival: Arrival) -> None:
-    """`request.received` for every rid."""
+def tell_received(trace: Tracer, rids: Sequence[str], arrival: Arrival, labels: Labels = ()) -> None:
+    """`request.received` for every rid. `labels`: those for metrics that the request brought."""
     if not trace.on:
         return
     for number, rid in enumerate(rids):
@@ -40,6 +41,7 @@ def tell_received(trace: Tracer, rids: Sequence[str], arrival: Arrival) -> None:
                 messages=arrival.messages,
                 # of a request that is wrong the rids may be more than the prompts
                 chars=arrival.chars[number] if number < len(arrival.chars) else 0,
+                labels=labels,
             )
         )
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from sgviz.events import Tracer
 from sgviz.messages import FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput
 from sgviz.messages.generate import WEIGHT_VERSION
+from sgviz.serving.custom_labels import CustomLabels
 
 # SGLang's public answer dict: {"text", "output_ids", "meta_info", "index"?}; it leaves by /generate as it is
 EngineOutput = dict[str, Any]
@@ -111,6 +112,7 @@ class ServingContext:
         enable_cache_report: cached tokens in `usage.prompt_tokens_details`.
         default_include_usage: streams end with usage even if not asked for.
         health_generation: /health sends a small request through the pipeline.
+        custom_labels: which labels for metrics a request may bring.
         health_timeout: seconds a probe or a question to the scheduler may take.
     """
 
@@ -127,3 +129,4 @@ class ServingContext:
     default_include_usage: bool = False
     health_generation: bool = True
     health_timeout: float = 20.0
+    custom_labels: CustomLabels = field(default_factory=CustomLabels)

@@ -1,7 +1,7 @@
 """The way of every generating request through this stage: parse, validate, convert, then one of two branches.
 
 Mirrors SGLang's `OpenAIServingBase.handle_request`; /generate takes the same way here. Simplified: routing
-headers and custom labels are not read.
+headers are not read.
 Imports: errors, messages, events.
 """
 
@@ -77,7 +77,8 @@ class ServingBase(ABC, Generic[R]):
             rid = self._rid(request)
             rids = prompt_rids(rid, self._batch_size(request))
             reply = Reply(self.context, rids)
-            tell_received(self.context.trace, rids, self._arrival(request, http.url.path))
+            labels = self.context.custom_labels.of(http.headers)
+            tell_received(self.context.trace, rids, self._arrival(request, http.url.path), labels)
             self._validate_request(request, body)
             obj = await self._convert_to_internal_request(request)
             obj.rid, obj.received_ns = rid, received_ns

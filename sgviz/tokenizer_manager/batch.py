@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from sgviz.events.clock import Clock
-from sgviz.events.schema import RequestTokenized
+from sgviz.events.schema import Reason, RequestTokenized
 from sgviz.events.tracer import Tracer
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
 from sgviz.messages.generate import new_rid
@@ -65,9 +65,9 @@ class RequestRun:
         """Streaming: what arrives next, cumulative. Otherwise one dict, or one list of them in order."""
         return self._stream() if self._obj.stream else self._at_the_end()
 
-    def leave(self, why: str) -> None:
-        """Nobody will read the rest: end what is still live."""
-        self._table.leave(self._states, why)
+    def leave(self, why: str, reason: Reason | None = None) -> None:
+        """Nobody will read the rest: end what is still live. `reason`: the limit that it can never keep."""
+        self._table.leave(self._states, why, reason)
 
     def close(self) -> None:
         """Give the names free under which the request could be aborted."""

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from sgviz.channel import AsyncReceiver, Sender
-from sgviz.errors import SgvizError, Unavailable
+from sgviz.errors import NeverFits, SgvizError, Unavailable
 from sgviz.events.clock import Clock
-from sgviz.events.schema import ResponseFinished
+from sgviz.events.schema import Reason, ResponseFinished
 from sgviz.events.time_stats import TimeStats
 from sgviz.events.tracer import Tracer
 from sgviz.messages import (
@@ -144,7 +144,7 @@ class TokenizerManager:
                 async for output in outputs:
                     yield output
         except BaseException as error:
-            run.leave(_why(error))
+            run.leave(_why(error), Reason.NEVER_FITS if isinstance(error, NeverFits) else None)
             raise
         finally:
             run.close()

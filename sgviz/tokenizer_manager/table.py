@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sgviz.channel import Sender
 from sgviz.errors import BadRequest
 from sgviz.events.clock import Clock
-from sgviz.events.schema import RequestAborted, RequestDispatched, RequestFinished
+from sgviz.events.schema import Reason, RequestAborted, RequestDispatched, RequestFinished
 from sgviz.events.time_stats import TimeStats
 from sgviz.events.tracer import Tracer
 from sgviz.messages import AbortReq, FinishReason, GenerateReqInput, TokenizedGenerateReqInput
@@ -135,14 +135,14 @@ class RequestTable:
         for state in states:
             self._abort(state, why, tell=False)
 
-    def leave(self, states: Iterable[ReqState], why: str) -> None:
+    def leave(self, states: Iterable[ReqState], why: str, reason: Reason | None = None) -> None:
         """Nobody waits for `states` any more: forget those not sent, abort the others.
 
         The latter stay until the scheduler's last message, so that their rid is not taken too early.
         """
         for state in states:
             if self.rid_to_state.get(state.rid) is state:
-                self._abort(state, why)
+                self._abort(state, why, reason=reason)
 
     def stop_engine_side(self, state: ReqState) -> None:
         """Have the scheduler drop a request that has ended here by a fault behind the scheduler."""
@@ -154,12 +154,12 @@ class RequestTable:
         """Wait until no request is live."""
         await self._empty.wait()
 
-    def _abort(self, state: ReqState, why: str, *, tell: bool = True) -> None:
+    def _abort(self, state: ReqState, why: str, *, tell: bool = True, reason: Reason | None = None) -> None:
         if state.finished or state.abort_sent:
             return
         state.abort_sent = True
         if self._trace.on:
-            self._trace.emit(RequestAborted(rid=state.rid, where="tokenizer", why=why))
+            self._trace.emit(RequestAborted(rid=state.rid, where="tokenizer", why=why, reason=reason))
         if not state.dispatched:
             self.finish(state, FinishReason(type="abort", message=why))
             state.wake()

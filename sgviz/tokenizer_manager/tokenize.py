@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, NeverFits
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
 from sgviz.messages.generate import HEALTH_CHECK_PREFIX, LONG_TEXT, new_rid, prompt_rids
@@ -67,7 +67,7 @@ class Preparer:
         """Ids, length checks and the output limit of one of `split`'s requests.
 
         Raises:
-            BadRequest: no tokens, ids outside the vocabulary, or too long.
+            BadRequest: no tokens, or ids outside the vocabulary. NeverFits: too long.
         """
         ids = await self._ids(one)
         params = _single(one.sampling_params)
@@ -120,7 +120,7 @@ class Preparer:
             raise BadRequest(f"token id {bad} is outside the vocabulary (0 to {vocab - 1})", param=where)
         longest = min(self._limits.context_len - 1, self._limits.max_req_input_len)
         if length > longest:
-            raise BadRequest(
+            raise NeverFits(
                 f"the prompt has {length} tokens; this model's maximum context length is "
                 f"{self._limits.context_len} tokens and a prompt may have at most {longest}",
                 param=where,
@@ -133,7 +133,7 @@ class Preparer:
             params = msgspec.structs.replace(params, max_new_tokens=left)
             params.verify(self._limits.vocab_size)
         elif params.max_new_tokens > left:
-            raise BadRequest(
+            raise NeverFits(
                 f"the prompt has {length} tokens and up to {params.max_new_tokens} are asked for; this model's "
                 f"maximum context length of {limits.context_len} tokens and a KV pool of "
                 f"{limits.max_total_num_tokens} leave at most {left}",

@@ -139,7 +139,7 @@ def test_release_without_insert_frees_exactly_the_private_part() -> None:
     assert isinstance(unlocked, TreeLocked) and unlocked.tokens == 8
     assert row == RowReturned(rid="a", row=1)
     assert cache.ledger() == Ledger(free=24, evictable=8, protected=0, private=0, total=32)
-    assert (req.kv.row, req.kv.allocated, req.kv.node) == (NO_ROW, 0, None)
+    assert (req.kv.req_pool_idx, req.kv.allocated, req.kv.node) == (NO_ROW, 0, None)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])
@@ -216,7 +216,7 @@ def test_allocation_evicts_what_it_needs() -> None:
 
 
 def snapshot(cache: KVCache, req: Request) -> tuple[object, ...]:
-    return cache.ledger(), cache.req_to_token_pool.available_size(), req.kv.row, req.kv.allocated
+    return cache.ledger(), cache.req_to_token_pool.available_size(), req.kv.req_pool_idx, req.kv.allocated
 
 
 def test_out_of_memory_changes_nothing() -> None:
@@ -238,7 +238,7 @@ def test_out_of_rows_changes_nothing() -> None:
     reqs = [admit(cache, str(i), [i, i]) for i in range(5)]
     with pytest.raises(OutOfMemory, match="5 rows are needed, 4 of 4 are free"):
         cache.alloc_extend(reqs, [2] * 5)
-    assert cache.ledger().free == 32 and all(req.kv.row == NO_ROW for req in reqs)
+    assert cache.ledger().free == 32 and all(req.kv.req_pool_idx == NO_ROW for req in reqs)
 
 
 def test_a_row_is_never_overrun() -> None:

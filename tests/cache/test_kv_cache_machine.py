@@ -52,7 +52,7 @@ class KvWorld:
 
     def decoding(self) -> list[Request]:
         """All ids have KV, and no position beyond them is allocated."""
-        return [req for req in self.live if req.kv.row != NO_ROW and self.settled(req)]
+        return [req for req in self.live if req.kv.req_pool_idx != NO_ROW and self.settled(req)]
 
     def settled(self, req: Request) -> bool:
         return self.done[req.rid] == len(req.ids) == req.kv.allocated
@@ -63,7 +63,7 @@ class KvWorld:
     def compute(self, reqs: list[Request], lens: list[int]) -> None:
         """Allocate and run a forward: KV is written into the slots that came, or nothing happens."""
         need, room, before = self.cache.extend_need(reqs, lens), self.cache.room(), self.cache.ledger()
-        rows = sum(req.kv.row == NO_ROW for req in reqs)
+        rows = sum(req.kv.req_pool_idx == NO_ROW for req in reqs)
         fits = need <= room and rows <= self.cache.req_to_token_pool.available_size()
         starts = [req.kv.allocated for req in reqs]
         try:
@@ -126,7 +126,7 @@ class KvWorld:
             self.done[req.rid] = len(req.ids)
 
     def checkpoint(self, choose: Choose) -> None:
-        reqs = [req for req in self.live if req.kv.row != NO_ROW]
+        reqs = [req for req in self.live if req.kv.req_pool_idx != NO_ROW]
         if reqs:
             req = reqs[choose(len(reqs))]
             self.cache.checkpoint(req, self.committed(req))
@@ -137,7 +137,7 @@ class KvWorld:
         if not self.live:
             return
         req = self.live.pop(choose(len(self.live)))
-        insert, had_row, ids = choose(3) > 0, req.kv.row != NO_ROW, self.committed(req)
+        insert, had_row, ids = choose(3) > 0, req.kv.req_pool_idx != NO_ROW, self.committed(req)
         if not had_row:
             self.seen["ended without a row"] += 1
         self.cache.release(req, ids, insert=insert, why="finish" if insert else "retract")
@@ -172,7 +172,7 @@ class KvWorld:
     def true_owners(self) -> dict[int, Owner]:
         owners: dict[int, Owner] = {}
         for req in self.live:
-            if req.kv.row != NO_ROW:
+            if req.kv.req_pool_idx != NO_ROW:
                 for slot in self.cache.row_slots(req)[req.kv.protected :].tolist():
                     owners[slot] = ("request", req.rid)
         for node in self.cache.tree.nodes():
@@ -189,21 +189,21 @@ class KvWorld:
             self.fold.apply(body)
         assert self.fold.ledger() == self.cache.ledger()
         assert self.fold.owners == self.true_owners()
-        assert self.fold.rows == {req.kv.row: req.rid for req in self.live if req.kv.row != NO_ROW}
+        assert self.fold.rows == {req.kv.req_pool_idx: req.rid for req in self.live if req.kv.req_pool_idx != NO_ROW}
         nodes = {
             node.id: (node.value.tolist(), node.key.tolist(), node.lock_ref)
             for node in self.cache.tree.nodes()
         }
         assert {id: (node.slots, node.token_ids, node.locks) for id, node in self.fold.nodes.items()} == nodes
         for req in self.live:
-            row = req.kv.prefix if req.kv.row == NO_ROW else self.cache.row_slots(req)
+            row = req.kv.prefix if req.kv.req_pool_idx == NO_ROW else self.cache.row_slots(req)
             assert (
                 self.fold.path_slots(self.fold.locked_by.get(req.rid, 0)) == row[: req.kv.protected].tolist()
             )
 
     def every_request_reads_its_own_kv(self) -> None:
         for req in self.live:
-            slots = (req.kv.prefix if req.kv.row == NO_ROW else self.cache.row_slots(req)).tolist()
+            slots = (req.kv.prefix if req.kv.req_pool_idx == NO_ROW else self.cache.row_slots(req)).tolist()
             assert len(slots) >= self.done[req.rid]
             for position, slot in enumerate(slots[: self.done[req.rid]]):
                 assert self.content[slot] == (req.namespace, tuple(req.ids[: position + 1]))

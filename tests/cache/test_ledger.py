@@ -30,15 +30,15 @@ def leave_a_lock(cache: KVCache, req: Request) -> None:
 
 
 def share_a_slot(cache: KVCache, req: Request) -> None:
-    cache.req_to_token_pool.table[req.kv.row, 8:] = 4
+    cache.req_to_token_pool.table[req.kv.req_pool_idx, 8:] = 4
 
 
 def forget_the_tree(cache: KVCache, req: Request) -> None:
-    cache.req_to_token_pool.table[req.kv.row, :4] = cache.req_to_token_pool.table[req.kv.row, 4:8]
+    cache.req_to_token_pool.table[req.kv.req_pool_idx, :4] = cache.req_to_token_pool.table[req.kv.req_pool_idx, 4:8]
 
 
 def tear_a_page(cache: KVCache, req: Request) -> None:
-    cache.req_to_token_pool.table[req.kv.row, 9] += 1
+    cache.req_to_token_pool.table[req.kv.req_pool_idx, 9] += 1
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_the_check_finds_losses_and_gives_the_numbers(
 def test_two_requests_with_one_row_are_found() -> None:
     cache, _ = cache_of(32, 1)
     a, b = run(cache, "a", [1]), run(cache, "b", [2])
-    b.kv.row = a.kv.row
+    b.kv.req_pool_idx = a.kv.req_pool_idx
     with pytest.raises(CacheCorrupt, match="share a row"):
         cache.check([a, b])

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from greedy_reference import Reference, same_or_near_tie
+from greedy_reference import Reference
+from pressure import pressed
 
 from sgviz.config import DEFAULT_MODEL
 from sgviz.engine import Engine
@@ -14,6 +15,7 @@ from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
+EOS = (2,)
 GREEDY = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
 QUESTIONS = (
     "What is the capital of France?", "Name three primary colours.", "Why is the sky blue?",
@@ -56,11 +58,10 @@ def plain(asked: list[list[int]]) -> list[list[int]]:
 def test_greedy_ids_are_those_of_transformers(
     asked: list[list[int]], plain: list[list[int]], reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for prompt, output in zip(asked, plain, strict=True):
-        assert len(output) == 64
-        reference.check_greedy(prompt, output)
-    with capsys.disabled():
-        print(f"\n  {reference.report(DEFAULT_MODEL)}", end="")
+    with reference.telling(f"{DEFAULT_MODEL} and transformers", capsys):
+        for prompt, output in zip(asked, plain, strict=True):
+            assert len(output) == 64
+            reference.check_greedy(prompt, output)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +75,43 @@ def test_greedy_ids_are_those_of_transformers(
     ids=json.dumps,
 )
 def test_the_same_ids_however_they_are_scheduled(
-    settings: dict[str, object], asked: list[list[int]], plain: list[list[int]], reference: Reference
+    settings: dict[str, object],
+    asked: list[list[int]],
+    plain: list[list[int]],
+    reference: Reference,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for prompt, a, b in zip(asked, plain, run(asked, **settings), strict=True):
-        same_or_near_tie(reference, prompt, a, b)
+    outputs = run(asked, **settings)
+    with reference.telling(f"{DEFAULT_MODEL} {settings}", capsys):
+        reference.check_same(asked, plain, outputs)
+
+
+@pytest.mark.parametrize(("page_size", "event_loop"), [(1, "overlap"), (16, "normal")])
+def test_the_same_ids_retracted_mixed_and_paged_all_at_once(
+    page_size: int,
+    event_loop: str,
+    asked: list[list[int]],
+    plain: list[list[int]],
+    reference: Reference,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A short one: eight questions, 32 tokens each."""
+    outputs, seen = pressed(DEFAULT_MODEL, asked[:8], 32, page_size=page_size, event_loop=event_loop)
+    assert seen["request.retracted"] > 0 and seen["mixed"] > 0 and seen["chunk.cut"] > 0
+    told = f"{DEFAULT_MODEL}, page {page_size}, {event_loop}, {seen['request.retracted']} retractions"
+    whole = [output[: len(other)] for output, other in zip(plain, outputs)]  # those of `plain` ignore the EOS
+    assert all(len(output) == 32 or output[-1] in EOS for output in outputs)
+    with reference.telling(told, capsys):
+        reference.check_same(asked[:8], whole, outputs)
 
 
 def test_thirty_two_together(
-    asked: list[list[int]], plain: list[list[int]], reference: Reference
+    asked: list[list[int]],
+    plain: list[list[int]],
+    reference: Reference,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     many = asked + asked[:12]
     outputs = run(many)
-    for i, output in enumerate(outputs):
-        same_or_near_tie(reference, many[i], plain[i % len(asked)], output)
+    with reference.telling(f"{DEFAULT_MODEL}, 32 together", capsys):
+        reference.check_same(many, plain + plain[:12], outputs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
-from greedy_reference import Reference, same_or_near_tie
+from greedy_reference import Reference
+from pressure import pressed
 
 from sgviz.engine import Engine
 from sgviz.model.fetch import resolve_model
@@ -35,11 +37,10 @@ def run(model: str, asked: list[list[int]], *, one_by_one: bool = False, **setti
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_ids_are_those_of_transformers(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     reference, asked = Reference(resolve_model(model)), prompts(1)
-    for prompt, output in zip(asked, run(model, asked), strict=True):
-        assert len(output) == 64
-        reference.check_greedy(prompt, output)
-    with capsys.disabled():
-        print(f"\n  {reference.report(model)}", end="")
+    with reference.telling(f"{model} and transformers", capsys):
+        for prompt, output in zip(asked, run(model, asked), strict=True):
+            assert len(output) == 64
+            reference.check_greedy(prompt, output)
 
 
 def test_the_check_agrees_with_generate_of_transformers() -> None:
@@ -62,18 +63,52 @@ def test_the_check_agrees_with_generate_of_transformers() -> None:
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
 )
-def test_the_same_ids_however_they_are_scheduled(settings: dict[str, object]) -> None:
+def test_the_same_ids_however_they_are_scheduled(
+    settings: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
     reference, asked = Reference(resolve_model("tiny-llama")), prompts(3, 12)
     plain = run("tiny-llama", asked, one_by_one=True)
-    for prompt, a, b in zip(asked, plain, run("tiny-llama", asked, **settings), strict=True):
-        same_or_near_tie(reference, prompt, a, b)
+    with reference.telling(f"tiny-llama {settings}", capsys):
+        reference.check_same(asked, plain, run("tiny-llama", asked, **settings))
 
 
-def test_a_second_turn_on_the_cache_gives_the_same_ids() -> None:
+@dataclass(frozen=True)
+class Calm:
+    """What a model says to each prompt alone, without a cache."""
+
+    model: str
+    reference: Reference
+    asked: list[list[int]]
+    plain: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def calm(request: pytest.FixtureRequest) -> Calm:
+    model, asked = request.param, prompts(5, 16)
+    with Engine(model, torch_threads=1, max_total_tokens=8192, disable_radix_cache=True) as engine:
+        params = {"temperature": 0, "max_new_tokens": 64}
+        plain = [engine.generate(input_ids=ids, sampling_params=params)["output_ids"] for ids in asked]
+    return Calm(model, Reference(resolve_model(model)), asked, plain)
+
+
+@pytest.mark.parametrize("event_loop", ["normal", "overlap"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_same_ids_retracted_mixed_and_paged_all_at_once(
+    calm: Calm, page_size: int, event_loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs, seen = pressed(calm.model, calm.asked, 64, page_size=page_size, event_loop=event_loop)
+    assert seen["request.retracted"] > 0 and seen["mixed"] > 0 and seen["chunk.cut"] > 0
+    told = f"{calm.model}, page {page_size}, {event_loop}, {seen['request.retracted']} retractions"
+    with calm.reference.telling(told, capsys):
+        calm.reference.check_same(calm.asked, calm.plain, outputs)
+
+
+def test_a_second_turn_on_the_cache_gives_the_same_ids(capsys: pytest.CaptureFixture[str]) -> None:
     reference, asked = Reference(resolve_model("tiny-qwen3")), prompts(4, 8)
     with Engine("tiny-qwen3", torch_threads=1, max_total_tokens=8192) as engine:
         cold = engine.generate(input_ids=asked, sampling_params=GREEDY)
         warm = engine.generate(input_ids=asked, sampling_params=GREEDY)
-    for prompt, a, b in zip(asked, cold, warm, strict=True):
-        same_or_near_tie(reference, prompt, a["output_ids"], b["output_ids"])
-        assert b["meta_info"]["cached_tokens"] == len(prompt) - 1
+    for prompt, out in zip(asked, warm, strict=True):
+        assert out["meta_info"]["cached_tokens"] == len(prompt) - 1
+    with reference.telling("tiny-qwen3, cached", capsys):
+        reference.check_same(asked, [out["output_ids"] for out in cold], [out["output_ids"] for out in warm])

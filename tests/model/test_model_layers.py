@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from sgviz.model.layers import Linear, RMSNorm, RotaryEmbedding, inverse_frequencies
 from sgviz.model.model_config import RopeConfig, RopeType
-from sgviz.model.packed_linear import pack_float32
+from sgviz.model.packed_linear import FLOAT32
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
@@ -52,7 +52,7 @@ def test_packed_linear_gives_each_row_the_same_bits_in_any_batch(bias: bool) -> 
         parameter.data.normal_()
     x = torch.randn(40, 64)
     expected = F.linear(x, layer.weight, layer.bias)
-    layer.pack(pack_float32)
+    layer.pack(FLOAT32)
     whole = layer.forward(x)
     torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
     for rows in (1, 2, 7, 33):

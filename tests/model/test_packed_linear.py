@@ -7,7 +7,15 @@ import torch
 
 from sgviz.model.fetch import resolve_model
 from sgviz.model.loader import load_model
-from sgviz.model.packed_linear import PackedLinear, pack_float32, pack_int8, quantize_rows
+from sgviz.model.packed_linear import (
+    FLOAT32,
+    INT8,
+    PackedLinear,
+    Packing,
+    pack_float32,
+    pack_int8,
+    quantize_rows,
+)
 
 SHAPES = ((64, 96), (1536, 48), (24, 7))
 PACKERS = {
@@ -50,6 +58,22 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: str, shape: tuple[int, int])
         assert torch.equal(layer.forward(x[:rows]), whole[:rows])
         assert torch.equal(layer.forward_add(x[:rows], residual[:rows]), added[:rows])
     assert torch.equal(layer.forward(x[7:8]), whole[7:8])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("packing", [FLOAT32, INT8], ids=["float32", "int8"])
+def test_a_gate_is_silu_times_up_row_by_row(packing: Packing, bias: bool) -> None:
+    draw = torch.Generator().manual_seed(2)
+    weight, x = torch.randn(192, 64, generator=draw) / 8, torch.randn(40, 64, generator=draw)
+    b = torch.randn(192, generator=draw) if bias else None
+    gate, up = torch.nn.functional.linear(x, weight, b).chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up
+    layer = packing.gate(weight.clone(), b)
+    whole = layer.forward(x)
+    tolerance = 1e-5 if packing is FLOAT32 else 0.1
+    torch.testing.assert_close(whole, expected, atol=tolerance, rtol=tolerance)
+    for rows in (1, 2, 8, 33):
+        assert torch.equal(layer.forward(x[:rows]), whole[:rows])
 
 
 def test_int8_keeps_zeros_and_constant_rows() -> None:

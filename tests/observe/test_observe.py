@@ -1,4 +1,4 @@
-"""A served engine seen from outside: metrics under SGLang's names, events resumed, the state at a moment."""
+"""A served engine seen from outside: events resumed, the state at a moment."""
 
 from __future__ import annotations
 
@@ -9,50 +9,13 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import sgviz
 from sgviz.engine import Engine
 from sgviz.errors import SgvizError
 from sgviz.events import RingSink, Tracer
 from sgviz.events.schema import RequestDispatched
-from sgviz.observe import page
-from sgviz.observe.metrics import COUNTERS, GAUGES, HISTOGRAMS, SCHEDULER_HISTOGRAMS, TM_COUNTERS
 from sgviz.recording import Recording
-
-# names, types and labels beyond model_name, as SGLang documents them
-NAMES = {
-    "num_running_reqs": ("gauge", ()),
-    "num_queue_reqs": ("gauge", ()),
-    "num_retracted_reqs": ("gauge", ()),
-    "gen_throughput": ("gauge", ()),
-    "cache_hit_rate": ("gauge", ()),
-    "new_token_ratio": ("gauge", ()),
-    "token_usage": ("gauge", ()),
-    "num_used_tokens": ("gauge", ()),
-    "kv_available_tokens": ("gauge", ()),
-    "kv_evictable_tokens": ("gauge", ()),
-    "max_total_num_tokens": ("gauge", ()),
-    "page_size": ("gauge", ()),
-    "num_pages": ("gauge", ()),
-    "context_len": ("gauge", ()),
-    "prompt_tokens": ("counter", ()),
-    "generation_tokens": ("counter", ()),
-    "num_requests": ("counter", ("is_streaming",)),
-    "cached_tokens": ("counter", ("cache_source",)),
-    "realtime_tokens": ("counter", ("mode",)),
-    "forward_execution_seconds": ("counter", ("category",)),
-    "http_requests": ("counter", ("endpoint", "method")),
-    "http_responses": ("counter", ("endpoint", "status_code", "method")),
-    "time_to_first_token_seconds": ("histogram", ("is_streaming",)),
-    "inter_token_latency_seconds": ("histogram", ()),
-    "e2e_request_latency_seconds": ("histogram", ()),
-    "queue_time_seconds": ("histogram", ()),
-    "per_stage_req_latency_seconds": ("histogram", ("stage",)),
-}
-TOKENIZER = {"model_name", "engine_type"}
-SCHEDULER = TOKENIZER | {"tp_rank", "pp_rank", "moe_ep_rank"}
-OF_TOKENIZER = {*TM_COUNTERS, *HISTOGRAMS}
 
 
 @pytest.fixture(scope="module")
@@ -77,54 +40,6 @@ def get(url: str, key: str | None = "secret") -> bytes:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
         return bytes(answer.read())
-
-
-def test_metrics_have_the_names_types_and_labels_of_sglang(served: tuple[Engine, str]) -> None:
-    text = get(served[1] + "/metrics", key=None).decode()
-    found = {family.name: family for family in text_string_to_metric_families(text)}
-    for name, (kind, labels) in NAMES.items():
-        family = found[f"sglang:{name}"]
-        assert family.type == kind, name
-        own = TOKENIZER if name in OF_TOKENIZER else SCHEDULER
-        for sample in family.samples:
-            assert set(sample.labels) - {"le"} == own | set(labels), (name, sample)
-            assert sample.labels["model_name"] == served[0].settings.served_model_name
-    assert {*GAUGES, *COUNTERS, *TM_COUNTERS, *HISTOGRAMS, *SCHEDULER_HISTOGRAMS} >= set(NAMES)
-
-
-def test_metrics_say_what_the_recording_says(served: tuple[Engine, str]) -> None:
-    engine, url = served
-    samples = {
-        (sample.name, sample.labels.get("mode", "")): 0.0
-        for family in families(url)
-        for sample in family.samples
-    }
-    for family in families(url):
-        for sample in family.samples:
-            samples[sample.name, sample.labels.get("mode", "")] += sample.value
-    rec = engine.recording().freeze()
-    requests = rec.requests
-    assert samples["sglang:generation_tokens_total", ""] == requests.completion_tokens.sum()
-    assert samples["sglang:prompt_tokens_total", ""] == requests.prompt_tokens.sum()
-    assert samples["sglang:cached_tokens_total", ""] == requests.cached_tokens.sum()
-    assert samples["sglang:num_requests_total", ""] == len(requests)
-    assert samples["sglang:realtime_tokens_total", "decode"] == len(rec.tokens)
-    assert samples["sglang:time_to_first_token_seconds_count", ""] == len(requests)
-    assert samples["sglang:inter_token_latency_seconds_count", ""] > 0
-    total = requests.e2e_ms.sum() / 1e3
-    assert samples["sglang:e2e_request_latency_seconds_sum", ""] == pytest.approx(total)
-    moment = rec.at()
-    assert samples["sglang:kv_available_tokens", ""] == moment.free
-    assert samples["sglang:max_total_num_tokens", ""] == moment.total == 1024
-    assert samples["sglang:num_running_reqs", ""] == samples["sglang:num_queue_reqs", ""] == 0
-
-
-def test_the_page_of_metrics_is_up_to_date() -> None:
-    assert page.PAGE.read_text(encoding="utf-8") == page.page()
-
-
-def families(url: str) -> list:  # type: ignore[type-arg]
-    return list(text_string_to_metric_families(get(url + "/metrics", key=None).decode()))
 
 
 def test_a_remote_recording_is_the_engine_s_own(served: tuple[Engine, str]) -> None:

@@ -36,7 +36,7 @@ class Truth:
             in_flight=state.pending_results,
             ledger=tuple(state.cache.ledger())[:4],
             private=_private(rig),
-            rows={req.rid: req.kv.row for req in rig.holders() if req.kv.row},
+            rows={req.rid: req.kv.req_pool_idx for req in rig.holders() if req.kv.req_pool_idx},
             tree={
                 node.id: (
                     node.parent.id if node.parent else 0,
@@ -65,6 +65,6 @@ def _private(rig: Rig) -> dict[str, int]:
     held = {
         req.rid: -(-(req.kv.allocated - req.kv.protected) // page) * page
         for req in rig.holders()
-        if req.kv.row
+        if req.kv.req_pool_idx
     }
     return {rid: tokens for rid, tokens in held.items() if tokens}

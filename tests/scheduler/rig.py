@@ -197,7 +197,7 @@ class Rig:
 
     def holders(self) -> list[Req]:
         """The live requests that hold memory."""
-        return [req for req in self.state.live.values() if req.kv.row or req.kv.node is not None]
+        return [req for req in self.state.live.values() if req.kv.req_pool_idx or req.kv.node is not None]
 
     def check(self) -> None:
         """The thorough audit of memory against the live requests."""

@@ -8,7 +8,7 @@ import pytest
 from rig import Answer, Rig
 
 from sgviz.errors import ConfigError
-from sgviz.events.schema import CacheFlushed, QueueEntered, RequestAborted
+from sgviz.events.schema import CacheFlushed, QueueEntered
 from sgviz.messages import (
     ConfigureTraceReq,
     GetInternalStateReq,
@@ -23,10 +23,6 @@ LOOPS = pytest.mark.parametrize("overlap", [False, True])
 
 def make(overlap: bool = False, **settings: object) -> Rig:
     return Rig(disable_overlap_schedule=not overlap, **settings)
-
-
-def where(rig: Rig) -> list[tuple[str, str]]:
-    return [(body.rid, body.where) for body in rig.bodies(RequestAborted)]
 
 
 class TestRefusals:

@@ -211,7 +211,7 @@ class TestResultUnderWay:
         rig.abort("new")
         assert rig.plan() is None
         assert rig.stop() is Stop.PROCESSED
-        assert rig.answers["new"].finals == 1 and new.kv.row == 0
+        assert rig.answers["new"].finals == 1 and new.kv.req_pool_idx == 0
         rig.state.cache.release(self.holder, [], insert=False, why="finish")
         rig.run()
         rig.check_empty()

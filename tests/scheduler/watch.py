@@ -50,7 +50,7 @@ class FoldWatch:
         private = {
             req.rid: -(-(req.kv.allocated - req.kv.protected) // page) * page
             for req in self._rig.holders()
-            if req.kv.row
+            if req.kv.req_pool_idx
         }
         return {rid: tokens for rid, tokens in private.items() if tokens}
 

@@ -99,13 +99,13 @@ class HandDriver:
 
     def retract(self, req: Req) -> None:
         """Take its KV away; the outputs stay."""
-        row = req.kv.row
+        row = req.kv.req_pool_idx
         self.cache.release(req, [], insert=False, why="retract")
         self.worker.forget([row])
         req.reset_for_retract()
 
     def finish(self, req: Req, *, insert: bool = True) -> None:
-        row = req.kv.row
+        row = req.kv.req_pool_idx
         self.cache.release(req, req.fill_ids()[: req.committed_len], insert=insert, why="finish")
         self.worker.forget([row])
 

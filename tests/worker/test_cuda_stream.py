@@ -71,7 +71,7 @@ def test_forgetting_goes_through_the_streams_of_the_device(monkeypatch: pytest.M
     driver = HandDriver(worker)
     req = make_req("a", [1, 2, 3], temperature=0.0)
     driver.step(driver.extend([req]))
-    row = req.kv.row
+    row = req.kv.req_pool_idx
     last = worker._future_map.output_tokens_buf
     seen: list[tuple[int, int]] = []
 
@@ -148,7 +148,7 @@ def test_a_row_is_forgotten_behind_its_last_forward_and_before_its_next(on_gpu: 
         reqs = greedy(f"t{turn}.")
         launches = [on_gpu.launch(driver.extend(reqs))]
         launches += [on_gpu.launch(driver.decode(reqs)) for _ in range(TOKENS - 1)]
-        rows = [req.kv.row for req in reqs]
+        rows = [req.kv.req_pool_idx for req in reqs]
         for req in reqs:
             driver.cache.release(req, [], insert=False, why="finish")
         on_gpu.forget(rows)

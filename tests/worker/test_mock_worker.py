@@ -120,7 +120,7 @@ def test_a_decode_of_a_row_that_sampled_nothing_is_an_error() -> None:
     driver = inline()
     req = make_req("lost", PROMPTS[0])
     driver.step(driver.extend([req]))
-    driver.worker.forget(batch_rows := [req.kv.row])
+    driver.worker.forget(batch_rows := [req.kv.req_pool_idx])
     assert batch_rows == [1]
     with pytest.raises(KvMismatch, match="lost decodes"):
         driver.step(driver.decode([req]))
@@ -153,7 +153,7 @@ def test_launch_takes_a_snapshot() -> None:
     batch.input_ids.clear()
     batch.reqs.clear()
     req.output_ids.append(1)
-    req.kv.row = 7
+    req.kv.req_pool_idx = 7
     assert not launch.done()
     assert worker.complete() == 1
     assert launch.result().next_token_ids == alone(PROMPTS[1], 1)

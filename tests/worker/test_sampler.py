@@ -30,7 +30,7 @@ POOL = ReqToTokenPool(128, 16)
 
 def put_on_rows(reqs: Sequence[Req], first: int = 1) -> None:
     for row, req in enumerate(reqs, start=first):
-        req.kv.row = row
+        req.kv.req_pool_idx = row
 
 
 def batch_of(reqs: Sequence[Req], mode: ForwardMode = ForwardMode.EXTEND) -> ScheduleBatch:

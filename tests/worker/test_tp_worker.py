@@ -83,7 +83,7 @@ def test_mixed_cached_and_retracted_runs_equal_transformers(
     again = greedy("again")[2]
     driver.generate([again], TOKENS)
     assert again.output_ids == expected[2]
-    driver.cache.check([req for req in [*reqs, again] if req.kv.row])
+    driver.cache.check([req for req in [*reqs, again] if req.kv.req_pool_idx])
 
 
 def test_launches_behind_one_another_need_no_result(worker: TpModelWorker, expected: list[list[int]]) -> None:
@@ -201,7 +201,7 @@ def test_a_failing_forward_is_told_and_the_worker_goes_on(
     assert good.output_ids == expected[0][:1]
     never = make_req("never", [1, 2])
     driver.step(driver.extend([never]))
-    worker.forget([never.kv.row])
+    worker.forget([never.kv.req_pool_idx])
     with pytest.raises(RuntimeError, match="nothing was sampled"):
         driver.step(driver.decode([never]))
 

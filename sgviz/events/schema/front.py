@@ -8,7 +8,10 @@ from sgviz.events.schema.base import Body, Reason
 
 
 class RequestReceived(Body, frozen=True, tag="request.received"):
-    """An HTTP body became a typed request (`type`: ChatCompletionRequest, CompletionRequest, GenerateReqInput)."""
+    """An HTTP body became a typed request (`type`: ChatCompletionRequest, CompletionRequest, GenerateReqInput).
+
+    `labels`: names and values for metrics that it brought in a header, of those that are allowed.
+    """
 
     rid: str
     type: str
@@ -17,6 +20,7 @@ class RequestReceived(Body, frozen=True, tag="request.received"):
     model: str
     messages: int
     chars: int
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class RequestConverted(Body, frozen=True, tag="request.converted"):

@@ -82,7 +82,7 @@ class Viewer:
             extend_end=req.extend_end,
             kv_allocated=req.kv.allocated,
             kv_protected=req.kv.protected,
-            row=req.kv.row,
+            row=req.kv.req_pool_idx,
             inflight=req.inflight,
             retractions=req.retraction_count,
             admitted=admitted,
@@ -116,7 +116,7 @@ class Viewer:
         held = [
             (req.rid, -(-(req.kv.allocated - req.kv.protected) // page) * page)
             for req in state.live.values()
-            if req.kv.row
+            if req.kv.req_pool_idx
         ]
         held.sort(key=lambda item: (-item[1], item[0]))
         rows = state.cache.req_to_token_pool

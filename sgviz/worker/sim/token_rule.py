@@ -44,9 +44,9 @@ class TokenRule:
 
     def enter(self, reqs: Sequence[Req]) -> None:
         """Remember the requests of an extend by their rows."""
-        self._reserve(max(req.kv.row for req in reqs))
+        self._reserve(max(req.kv.req_pool_idx for req in reqs))
         for req in reqs:
-            row, params = req.kv.row, req.sampling_params
+            row, params = req.kv.req_pool_idx, req.sampling_params
             self._seeds[row] = seed_of(params.sampling_seed, req.rid, self._random_seed)
             self._prompt[row] = len(req.origin_input_ids)
             self._min_new[row] = params.min_new_tokens
