@@ -102,7 +102,9 @@ def interval(ratios: Sequence[float], rounds: int = 2000) -> tuple[float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--only", choices=("real", "mock"))

@@ -48,7 +48,9 @@ def on_the_wall(args: argparse.Namespace, loop: Any, settings: dict[str, Any]) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="sim:h100-sxm")
     parser.add_argument("--sim-model", default="llama-3-8b")
     parser.add_argument("--requests", type=int, default=64)
@@ -59,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings: dict[str, Any] = {"device": args.device}
     settings |= {"sim_model": args.sim_model} if simulated else {"torch_threads": args.torch_threads}
     total = args.requests * args.tokens
-    print(f"{args.requests} requests of {args.tokens} tokens on {args.device}" + (" (simulated)" if simulated else ""))
+    print(
+        f"{args.requests} requests of {args.tokens} tokens on {args.device}"
+        + (" (simulated)" if simulated else "")
+    )
     for loop in ("normal", "overlap"):
         show(f"wall clock, {loop}", on_the_wall(args, loop, settings), total)
     for host in ("measured", "modelled") if simulated else ():

@@ -78,7 +78,9 @@ def build(args: argparse.Namespace, timer: Timer) -> tuple[Scheduler, Wire]:
     info = mock_info(vocab_size=32000, context_len=8192, max_total_num_tokens=400_000)
     trace = Tracer("scheduler", None if args.no_events else BufferSink(wire.send_events))
     settings = Settings.build(
-        disable_overlap_schedule=args.loop == "normal", max_running_requests=args.running, chunked_prefill_size=-1
+        disable_overlap_schedule=args.loop == "normal",
+        max_running_requests=args.running,
+        chunked_prefill_size=-1,
     )
     worker = MockWorker(info, threaded=False)
     scheduler = Scheduler(
@@ -92,9 +94,12 @@ def build(args: argparse.Namespace, timer: Timer) -> tuple[Scheduler, Wire]:
         ).normalize()
         wire.waiting.append(
             TokenizedGenerateReqInput(
-                rid=f"request-{i:04d}", input_ids=list(range(i, i + PROMPT_TOKENS)), sampling_params=params,
-                stream=True, time_stats=TimeStats(created=1),
-            )  # fmt: skip
+                rid=f"request-{i:04d}",
+                input_ids=list(range(i, i + PROMPT_TOKENS)),
+                sampling_params=params,
+                stream=True,
+                time_stats=TimeStats(created=1),
+            )
         )
     return scheduler, wire
 
@@ -108,7 +113,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     timer = Timer()
     scheduler, wire = build(args, timer)
     loop = scheduler.event_loop()
-    names = {Stop.RECEIVED: "receive", Stop.PLANNED: "plan", Stop.LAUNCHED: "launch", Stop.PROCESSED: "process"}
+    names = {
+        Stop.RECEIVED: "receive",
+        Stop.PLANNED: "plan",
+        Stop.LAUNCHED: "launch",
+        Stop.PROCESSED: "process",
+    }
     parts: dict[str, list[float]] = {name: [] for name in names.values()}
     turns: list[float] = []
     turn = 0.0
@@ -141,7 +151,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--loop", choices=("normal", "overlap"), default="normal")

@@ -38,7 +38,9 @@ def generated(requests: int) -> list[Arrival]:
     draw, at, out = random.Random(7), 0.0, []
     for i in range(requests):
         at += draw.expovariate(2000 / 424)
-        out.append(arrival(i, at, int(draw.lognormvariate(6.5, 0.9)) + 2, int(draw.lognormvariate(5.0, 0.8)) + 2))
+        out.append(
+            arrival(i, at, int(draw.lognormvariate(6.5, 0.9)) + 2, int(draw.lognormvariate(5.0, 0.8)) + 2)
+        )
     return out
 
 
@@ -52,7 +54,9 @@ def arrival(i: int, at: float, prompt: int, output: int) -> Arrival:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--generated", action="store_true")
     parser.add_argument("--requests", type=int, default=2000)

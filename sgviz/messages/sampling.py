@@ -75,7 +75,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         if self.top_k < 1 and self.top_k != -1:
             raise BadRequest(f"top_k must be -1 (all) or at least 1, got {self.top_k}", param="top_k")
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise BadRequest(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}", param="max_new_tokens")
+            raise BadRequest(
+                f"max_new_tokens must be 0 or more, got {self.max_new_tokens}", param="max_new_tokens"
+            )
         if self.min_new_tokens < 0 or (
             self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
         ):
@@ -87,9 +89,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         if not 1 <= self.n <= MAX_N:
             raise BadRequest(f"n must be between 1 and {MAX_N}, got {self.n}", param="n")
         if self.stream_interval is not None and self.stream_interval < 1:
-            raise BadRequest(f"stream_interval must be at least 1, got {self.stream_interval}", param="stream_interval")
+            raise BadRequest(
+                f"stream_interval must be at least 1, got {self.stream_interval}", param="stream_interval"
+            )
         if len(self.stop_strings) > MAX_STOP_STRINGS:
-            raise BadRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop_strings)}", param="stop")
+            raise BadRequest(
+                f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop_strings)}", param="stop"
+            )
         if any(not text for text in self.stop_strings):
             raise BadRequest("a stop string must not be empty", param="stop")
         _check_ids("stop_token_ids", self.stop_token_ids or (), vocab_size)
@@ -117,7 +123,9 @@ def _check_range(name: str, value: float, low: float, high: float, low_open: boo
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
     bad = next((token for token in ids if not 0 <= token < vocab_size), None)
     if bad is not None:
-        raise BadRequest(f"{name}: token id {bad} is outside the vocabulary (0 to {vocab_size - 1})", param=name)
+        raise BadRequest(
+            f"{name}: token id {bad} is outside the vocabulary (0 to {vocab_size - 1})", param=name
+        )
 
 
 def _check_bias(bias: dict[str, float] | None, vocab_size: int) -> None:

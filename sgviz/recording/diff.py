@@ -1,13 +1,14 @@
 """Two runs of the same workload, request by request: the first decision that differs, who got slower, and why.
 
-Requests are aligned by rid. Mirrors nothing of SGLang, where two benchmark outputs are compared by their means.
+Requests are aligned by rid, or by prompt where rids differ (`alignment`); then those of `b` go by their names
+in `a`. Mirrors nothing of SGLang, where two benchmark outputs are compared by their means.
 
 Imports: events, recording, pandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,9 @@ from sgviz.events.schema import (
     RequestRetracted,
     ScanStopped,
 )
+from sgviz.recording.alignment import AlignedBy, align
 from sgviz.recording.explanation import Cause, Explanation
+from sgviz.recording.requests import RequestState
 
 if TYPE_CHECKING:
     from sgviz.recording.recording import Recording
@@ -54,10 +57,11 @@ class Diff:
 
     Attributes:
         first: the first decision that differs; None when all are the same.
-        requests: one row a common request, largest change first: `total_ms_a`, `total_ms_b`, `change_ms`
-            (b - a), `cause` (the one that changed most in that direction), `cause_ms` (by how much),
-            `blockers` (whom it waited for more in the slower run), then `<cause>_ms`, the change by cause.
-        only_a, only_b: rids of one run alone.
+        requests: one row a common request, largest change first: `rid` (in a), `rid_b`, `total_ms_a`,
+            `total_ms_b`, `change_ms` (b - a), `cause` (the one that changed most in that direction),
+            `cause_ms` (by how much), `blockers` (whom it waited for more in the slower run), then
+            `<cause>_ms`, the change by cause.
+        only_a, only_b: rids of one run alone. aligned_by: how the others were paired.
     """
 
     a: Recording
@@ -66,6 +70,7 @@ class Diff:
     requests: pd.DataFrame
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    aligned_by: AlignedBy = AlignedBy.RID
 
     def slower(self, count: int = 10) -> pd.DataFrame:
         """The requests that took longest more in `b`."""
@@ -85,32 +90,38 @@ class Diff:
 
 
 def diff(a: Recording, b: Recording) -> Diff:
-    """Align two recordings by rid and compare them."""
+    """Align two recordings and compare them."""
     a, b = a.freeze(), b.freeze()
-    common = [rid for rid in a.rids if rid in set(b.rids)]
-    rows = [_row(a.explain(rid), b.explain(rid)) for rid in common]
-    columns = ["rid", "total_ms_a", "total_ms_b", "change_ms", "cause", "cause_ms", "blockers"]
+    found = align(_requests(a), _requests(b))
+    names = found.of_b
+    rows = [_row(a.explain(rid), b.explain(other), names) for rid, other in found.pairs.items()]
+    columns = ["rid", "rid_b", "total_ms_a", "total_ms_b", "change_ms", "cause", "cause_ms", "blockers"]
     table = pd.DataFrame(rows, columns=[*columns, *(f"{cause}_ms" for cause in Cause)])
     table = table.sort_values("change_ms", key=lambda change: -change.abs(), ignore_index=True, kind="stable")
     return Diff(
-        a, b, first_difference(a, b), table,
-        tuple(rid for rid in a.rids if rid not in set(common)),
-        tuple(rid for rid in b.rids if rid not in set(common)),
+        a, b, first_difference(a, b, names), table,
+        tuple(rid for rid in a.rids if rid not in found.pairs),
+        tuple(rid for rid in b.rids if rid not in names),
+        found.by,
     )  # fmt: skip
 
 
-def _row(a: Explanation, b: Explanation) -> tuple[object, ...]:
+def _requests(rec: Recording) -> dict[str, RequestState]:
+    return {rid: rec.request(rid) for rid in rec.rids}
+
+
+def _row(a: Explanation, b: Explanation, names: Mapping[str, str]) -> tuple[object, ...]:
     was, now = a.by_cause(), b.by_cause()
     change = {cause: now.get(cause, 0) - was.get(cause, 0) for cause in Cause}
     total = b.total_ns - a.total_ns
     sign = 1 if total >= 0 else -1
     cause = max(change, key=lambda each: sign * change[each])
-    slow, fast = (b, a) if total >= 0 else (a, b)
-    less = fast.blockers()
-    more = {rid: ns - less.get(rid, 0) for rid, ns in slow.blockers().items() if ns > less.get(rid, 0)}
+    ours, theirs = a.blockers(), {names.get(rid, rid): ns for rid, ns in b.blockers().items()}
+    slow, fast = (theirs, ours) if total >= 0 else (ours, theirs)
+    more = {rid: ns - fast.get(rid, 0) for rid, ns in slow.items() if ns > fast.get(rid, 0)}
     blockers = tuple(sorted(more, key=lambda rid: (-more[rid], rid))[:3])
     return (
-        a.rid, a.total_ns / NS_PER_MS, b.total_ns / NS_PER_MS, total / NS_PER_MS,
+        a.rid, b.rid, a.total_ns / NS_PER_MS, b.total_ns / NS_PER_MS, total / NS_PER_MS,
         str(cause) if change[cause] else "", change[cause] / NS_PER_MS, blockers,
         *(change[each] / NS_PER_MS for each in Cause),
     )  # fmt: skip
@@ -119,9 +130,9 @@ def _row(a: Explanation, b: Explanation) -> tuple[object, ...]:
 # ---------------------------------------------------------------- decisions
 
 
-def first_difference(a: Recording, b: Recording) -> FirstDifference | None:
-    """The first place where the two sequences of decisions part."""
-    ours, theirs = list(_decisions(a.stamped())), list(_decisions(b.stamped()))
+def first_difference(a: Recording, b: Recording, names: Mapping[str, str]) -> FirstDifference | None:
+    """The first place where the two sequences of decisions part. `names`: what b's rids are called in a."""
+    ours, theirs = list(_decisions(a.stamped(), {})), list(_decisions(b.stamped(), names))
     for number in range(max(len(ours), len(theirs))):
         one = ours[number] if number < len(ours) else None
         two = theirs[number] if number < len(theirs) else None
@@ -133,25 +144,29 @@ def first_difference(a: Recording, b: Recording) -> FirstDifference | None:
     return None
 
 
-def _decisions(events: Iterable[Event]) -> Iterable[tuple[Decision, Event]]:
-    """What was decided, without the numbers that led to it and without time."""
+def _decisions(events: Iterable[Event], names: Mapping[str, str]) -> Iterable[tuple[Decision, Event]]:
+    """What was decided, without the numbers that led to it and without time, rids as `names` calls them."""
+
+    def called(rid: str) -> str:
+        return names.get(rid, rid)
+
     for event in events:
         body = event.body
         match body:
             case AdmitOk():
-                yield ("admit", body.rid, body.prefix, body.extend), event
+                yield ("admit", called(body.rid), body.prefix, body.extend), event
             case AdmitRefused():
-                yield ("refuse", body.rid, str(body.reason)), event
+                yield ("refuse", called(body.rid), str(body.reason)), event
             case ScanStopped():
-                yield ("stop", body.rid, str(body.reason)), event
+                yield ("stop", called(body.rid), str(body.reason)), event
             case QueueSorted():
-                yield ("sort", *(rid for rid, _, _ in body.moves)), event
+                yield ("sort", *(called(rid) for rid, _, _ in body.moves)), event
             case RequestRetracted():
-                yield ("retract", body.rid, body.output_tokens), event
+                yield ("retract", called(body.rid), body.output_tokens), event
             case RequestAborted() if event.component == "scheduler":
-                yield ("abort", body.rid, body.where), event
+                yield ("abort", called(body.rid), body.where), event
             case BatchPlanned():
-                yield ("batch", body.mode, body.rids, body.extend_lens), event
+                yield ("batch", body.mode, tuple(map(called, body.rids)), body.extend_lens), event
 
 
 def _words(decision: tuple[Decision, Event] | None) -> str:
@@ -178,7 +193,8 @@ def _words(decision: tuple[Decision, Event] | None) -> str:
 
 def _lines(found: Diff, count: int) -> Iterable[str]:
     table = found.requests
-    yield f"a: {found.a.source}, b: {found.b.source}; {len(table)} requests in both"
+    paired = f"{len(table)} requests in both, aligned by {found.aligned_by.words}"
+    yield f"a: {found.a.source}, b: {found.b.source}; {paired}"
     for name, rids in (("a", found.only_a), ("b", found.only_b)):
         if rids:
             yield f"only in {name}: {len(rids)} ({', '.join(rids[:5])}{' …' if len(rids) > 5 else ''})"

@@ -189,7 +189,9 @@ class KvWorld:
             self.fold.apply(body)
         assert self.fold.ledger() == self.cache.ledger()
         assert self.fold.owners == self.true_owners()
-        assert self.fold.rows == {req.kv.req_pool_idx: req.rid for req in self.live if req.kv.req_pool_idx != NO_ROW}
+        assert self.fold.rows == {
+            req.kv.req_pool_idx: req.rid for req in self.live if req.kv.req_pool_idx != NO_ROW
+        }
         nodes = {
             node.id: (node.value.tolist(), node.key.tolist(), node.lock_ref)
             for node in self.cache.tree.nodes()

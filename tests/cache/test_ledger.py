@@ -34,7 +34,9 @@ def share_a_slot(cache: KVCache, req: Request) -> None:
 
 
 def forget_the_tree(cache: KVCache, req: Request) -> None:
-    cache.req_to_token_pool.table[req.kv.req_pool_idx, :4] = cache.req_to_token_pool.table[req.kv.req_pool_idx, 4:8]
+    cache.req_to_token_pool.table[req.kv.req_pool_idx, :4] = cache.req_to_token_pool.table[
+        req.kv.req_pool_idx, 4:8
+    ]
 
 
 def tear_a_page(cache: KVCache, req: Request) -> None:

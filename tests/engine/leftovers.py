@@ -31,7 +31,9 @@ def snapshot() -> Snapshot:
         threads=frozenset(f"{t.name}-{t.ident}" for t in threading.enumerate()),
         children=frozenset(child.pid for child in me.children(recursive=True)),
         folders=frozenset(glob.glob(os.path.join(tempfile.gettempdir(), "sgviz-*"))),
-        listening=frozenset(c.laddr.port for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN),
+        listening=frozenset(
+            c.laddr.port for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN
+        ),
         files=me.num_fds(),
         switch_interval=sys.getswitchinterval(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import urllib.request
 
 import pytest
@@ -36,7 +37,7 @@ def test_streams_grow_to_the_whole_answer(engine: Engine) -> None:
     whole = engine.generate("stream me", GREEDY)
     parts = list(engine.stream_sync("stream me", GREEDY))
     assert parts[-1]["text"] == whole["text"] and parts[-1]["output_ids"] == whole["output_ids"]
-    assert all(later["text"].startswith(earlier["text"]) for earlier, later in zip(parts, parts[1:], strict=False))
+    assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(parts))
     assert len(parts) > 4
 
 

@@ -63,7 +63,11 @@ class Reference:
         """The reference's own generation, as a check of the check."""
         with torch.inference_mode():
             out = self.model.generate(
-                torch.tensor([prompt]), do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0
+                torch.tensor([prompt]),
+                do_sample=False,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                pad_token_id=0,
             )
         return out[0, len(prompt) :].tolist()
 

@@ -10,7 +10,9 @@ from sgviz.engine import Engine
 Ids = list[int]
 
 
-def pressed(model: str, prompts: Sequence[Ids], tokens: int, **settings: object) -> tuple[list[Ids], Counter[str]]:
+def pressed(
+    model: str, prompts: Sequence[Ids], tokens: int, **settings: object
+) -> tuple[list[Ids], Counter[str]]:
     """The outputs, and how often each kind of event and each mode of batch occurred.
 
     Without ignore_eos, or the scheduler would reserve all that a request may write and never retract.
@@ -28,7 +30,9 @@ def pressed(model: str, prompts: Sequence[Ids], tokens: int, **settings: object)
         **settings,
     ) as engine:
         params = {"temperature": 0, "max_new_tokens": tokens}
-        outputs = [out["output_ids"] for out in engine.generate(input_ids=list(prompts), sampling_params=params)]
+        outputs = [
+            out["output_ids"] for out in engine.generate(input_ids=list(prompts), sampling_params=params)
+        ]
         recording = engine.recording()
         seen = Counter(recording.events.kind.tolist()) + Counter(recording.iterations["mode"].tolist())
     return outputs, seen

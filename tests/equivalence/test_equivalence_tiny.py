@@ -27,7 +27,9 @@ def prompts(seed: int, count: int = 20) -> list[list[int]]:
     return out
 
 
-def run(model: str, asked: list[list[int]], *, one_by_one: bool = False, **settings: object) -> list[list[int]]:
+def run(
+    model: str, asked: list[list[int]], *, one_by_one: bool = False, **settings: object
+) -> list[list[int]]:
     with Engine(model, torch_threads=1, max_total_tokens=8192, **settings) as engine:
         if one_by_one:
             return [engine.generate(input_ids=ids, sampling_params=GREEDY)["output_ids"] for ids in asked]

@@ -59,12 +59,17 @@ def test_completions_streamed_and_not_are_the_same(server: ServerProcess) -> Non
 
 
 def test_stop_and_seed(server: ServerProcess) -> None:
-    whole = ask(server, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}).choices[0].message.content
+    whole = (
+        ask(server, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}).choices[0].message.content
+    )
     stop = next(char for char in whole[3:] if char.isascii() and char.isprintable())
     cut = ask(server, temperature=0, max_tokens=40, stop=[stop], extra_body={"ignore_eos": True})
     assert cut.choices[0].message.content == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
-    seeded = [ask(server, temperature=1.0, max_tokens=16, seed=seed).choices[0].message.content for seed in (5, 5, 6)]
+    seeded = [
+        ask(server, temperature=1.0, max_tokens=16, seed=seed).choices[0].message.content
+        for seed in (5, 5, 6)
+    ]
     assert seeded[0] == seeded[1] != seeded[2]
 
 
@@ -92,7 +97,7 @@ def test_keys() -> None:
         with pytest.raises(openai.AuthenticationError):
             client(server, "wrong").models.list()
         assert client(server, "sesame").models.list().data[0].id == "tiny-llama"
-        with pytest.raises(urllib.error.HTTPError, match="401|403"):
+        with pytest.raises(urllib.error.HTTPError, match=r"401|403"):
             _post(server, "/flush_cache", "sesame")
         assert _post(server, "/flush_cache", "root") == 200
         with urllib.request.urlopen(f"{server.url}/health") as answer:
@@ -100,17 +105,24 @@ def test_keys() -> None:
 
 
 def _post(server: ServerProcess, path: str, key: str) -> int:
-    request = urllib.request.Request(server.url + path, method="POST", headers={"Authorization": f"Bearer {key}"})
+    request = urllib.request.Request(
+        server.url + path, method="POST", headers={"Authorization": f"Bearer {key}"}
+    )
     with urllib.request.urlopen(request) as answer:
         return answer.status
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_stops_the_work_within_half_a_second(server: ServerProcess, stream: bool) -> None:
+def test_a_client_that_leaves_stops_the_work_within_half_a_second(
+    server: ServerProcess, stream: bool
+) -> None:
     body = {"model": "tiny-llama", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1900,
             "ignore_eos": True, "temperature": 0, "stream": stream}  # fmt: skip
     payload = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + payload)
         deadline = time.monotonic() + 10
@@ -128,7 +140,9 @@ def test_idle_components_sleep(server: ServerProcess) -> None:
     time.sleep(1.0)
     before = [sum(process.cpu_times()[:2]) for process in processes]
     time.sleep(4.0)
-    used = [(sum(process.cpu_times()[:2]) - start) / 4.0 for process, start in zip(processes, before, strict=True)]
+    used = [
+        (sum(process.cpu_times()[:2]) - start) / 4.0 for process, start in zip(processes, before, strict=True)
+    ]
     assert max(used) < 0.02, used
 
 
@@ -138,7 +152,11 @@ def test_a_port_in_use_is_an_error_within_seconds(server: ServerProcess) -> None
         [sys.executable, "-m", "sgviz", "serve", "--model-path", "tiny-llama", "--port", str(server.port)],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
-    assert done.returncode not in (0, None) and str(server.port) in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode not in (0, None)
+        and str(server.port) in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert time.monotonic() - started < 10
 
 
@@ -159,7 +177,9 @@ def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(number: int)
     with ServerProcess("--device", "mock", "--mock-step-ms", "10") as server:
         children = list(server.children().values())
         assert len(children) == 2
-        running = Background(lambda: ask(server, temperature=0, max_tokens=150, extra_body={"ignore_eos": True}))
+        running = Background(
+            lambda: ask(server, temperature=0, max_tokens=150, extra_body={"ignore_eos": True})
+        )
         deadline = time.monotonic() + 10
         while state(server)["num_live_reqs"] == 0:
             assert time.monotonic() < deadline

@@ -62,7 +62,9 @@ def test_a_prompt_longer_than_the_context_is_400(undisturbed: Served, path: str,
     limit = {"max_new_tokens": 5000} if path == NATIVE else {"max_tokens": 5000}
     error = error_of(undisturbed.post(path, {**body(path, **limit), "stream": stream}), 400)
     (name,) = limit
-    assert "5000" in error["message"] and error["param"] == (f"sampling_params.{name}" if path == NATIVE else name)
+    assert "5000" in error["message"] and error["param"] == (
+        f"sampling_params.{name}" if path == NATIVE else name
+    )
 
 
 RAW = {

@@ -9,7 +9,6 @@ from rig import Rig
 
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.events import Event, VirtualClock
-from sgviz.events.schema import EngineConfigured
 from sgviz.recording import Header, Recording
 from sgviz.worker.mock_worker import MockWorker, mock_info
 from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
@@ -82,14 +81,6 @@ class TimedRig(Rig):
             tokens=tokens, context_len=context_len, vocab_size=vocab_size, worker=worker, **settings
         )
         worker.clock = self.clock
-
-    def configured(self) -> EngineConfigured:
-        cache, limits = self.state.cache, self.state.limits
-        return EngineConfigured(
-            settings={}, model="mock", max_total_num_tokens=cache.total, page_size=cache.page_size,
-            max_running_requests=limits.max_running_requests, context_len=self.worker.info.context_len,
-            rows=cache.req_to_token_pool.size,
-        )  # fmt: skip
 
     def events(self) -> list[Event]:
         return self.ring.snapshot()

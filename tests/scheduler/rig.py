@@ -13,6 +13,7 @@ from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
 from sgviz.events import RingSink, TimeStats, Tracer, VirtualClock
+from sgviz.events.schema import EngineConfigured
 from sgviz.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -23,6 +24,7 @@ from sgviz.messages import (
     SamplingParams,
     TokenizedGenerateReqInput,
 )
+from sgviz.recording.audit import audit
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
@@ -192,6 +194,7 @@ class Rig:
         """Advance until the scheduler is idle; returns the number of stops, fails after `most`."""
         for count in range(most):
             if self.stop() is Stop.IDLE and self.state.is_fully_idle and not self.inbox.messages:
+                self.audit()
                 return count
         raise AssertionError(f"not idle after {most} stops: {list(self.state.live)}")
 
@@ -203,9 +206,24 @@ class Rig:
         """The thorough audit of memory against the live requests."""
         self.state.cache.check(self.holders())
 
+    def configured(self) -> EngineConfigured:
+        """The sizes, which a reader of the events needs."""
+        cache, limits = self.state.cache, self.state.limits
+        return EngineConfigured(
+            settings={}, model="mock", max_total_num_tokens=cache.total, page_size=cache.page_size,
+            max_running_requests=limits.max_running_requests, context_len=self.worker.info.context_len,
+            rows=cache.req_to_token_pool.size,
+        )  # fmt: skip
+
+    def audit(self) -> None:
+        """The books from the events alone balance too."""
+        report = audit(self.ring.snapshot(), self.configured())
+        assert report.balanced, str(report)
+
     def check_empty(self) -> None:
         """Nothing is held, nobody waits, and every request ended exactly once."""
         self.check()
+        self.audit()
         state, ledger = self.state, self.state.cache.ledger()
         assert not state.live and not state.waiting_queue and state.chunked_req is None
         assert ledger.protected == ledger.private == 0, str(ledger)
