@@ -60,7 +60,7 @@ class TransformersRunner:
 
     def __init__(self, folder: Path, threads: int, cache: str = "dynamic") -> None:
         self.name = f"transformers {cache}"
-        self._model, self._torch = _load_transformers(folder, threads)
+        self._model, self._torch = load_transformers(folder, threads)
         self._cache = {"cache_implementation": "static"} if cache == "static" else {}
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
@@ -90,7 +90,7 @@ class ContinuousRunner:
     name = "transformers continuous"
 
     def __init__(self, folder: Path, threads: int) -> None:
-        self._model, _ = _load_transformers(folder, threads, attn_implementation="sdpa")
+        self._model, _ = load_transformers(folder, threads, attn_implementation="sdpa")
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         from transformers import GenerationConfig
@@ -180,7 +180,8 @@ class LlamaCppRunner:
         self._lib.llama_model_free(self._model)
 
 
-def _load_transformers(folder: Path, threads: int, **options: Any) -> tuple[Any, Any]:
+def load_transformers(folder: Path, threads: int, **options: Any) -> tuple[Any, Any]:
+    """The model in float32, and torch."""
     try:
         import torch
         from transformers import AutoModelForCausalLM

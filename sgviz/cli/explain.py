@@ -27,8 +27,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if args.rid is None:
         _list(rec)
+        print(rec.cost_words)
         return 0
     print(rec.explain(args.rid).text(shutil.get_terminal_size((110, 24)).columns))
+    print(f"\n{rec.cost_words}")
     if args.figure:
         from sgviz.viz.explain_figure import explain_figure
         from sgviz.viz.save import save_figure

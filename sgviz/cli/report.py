@@ -19,10 +19,12 @@ def main(argv: Sequence[str]) -> int:
     from sgviz.viz.report import report_html
 
     target = Path(args.output) if args.output else Path(args.run).with_suffix(".html")
-    page = report_html(opened(args.run), title=Path(args.run).name)
+    rec = opened(args.run)
+    page = report_html(rec, title=Path(args.run).name)
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SgvizError(f"cannot write the report {str(target)!r}: {error}") from error
     print(target)
+    print(rec.cost_words)
     return 0

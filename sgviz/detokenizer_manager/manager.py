@@ -89,16 +89,22 @@ class DetokenizerManager:
                 self._trace.flush_if_due()
                 yield Stop.IDLE
                 if not self._receiver.wait(QUIET_MS):  # a short gap between two messages is not worth a flush
+                    self._tell_cost()
                     self._trace.flush()
                     self._receiver.wait(self._idle_wait_ms)
                 continue
             yield Stop.RECEIVED
             for message in messages:
                 if isinstance(message, ShutdownReq):
+                    self._tell_cost()
                     self._trace.flush()
                     return
                 self.handle(message)
             yield Stop.PROCESSED
+
+    def _tell_cost(self) -> None:
+        if self._trace.on:
+            self._trace.tell_cost()
 
     def handle(self, message: BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq) -> None:
         """Do what one message asks for."""

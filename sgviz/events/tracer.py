@@ -46,7 +46,7 @@ class Tracer:
     (all timed), on the process's own clock whatever `clock` is. Building the body is the caller's time.
     """
 
-    __slots__ = ("_flushed_ns", "_seq", "clock", "component", "cost_ns", "iteration", "on", "sink")
+    __slots__ = ("_flushed_ns", "_seq", "_told", "clock", "component", "cost_ns", "iteration", "on", "sink")
 
     def __init__(self, component: str, sink: Sink | None, clock: Clock | None = None) -> None:
         self.component = component
@@ -57,6 +57,7 @@ class Tracer:
         self._seq = 0
         self.cost_ns = 0
         self._flushed_ns = 0
+        self._told = 0  # the number of the event that last told the cost
 
     @property
     def seq(self) -> int:
@@ -92,8 +93,14 @@ class Tracer:
             self.tell_cost()
 
     def tell_cost(self) -> None:
-        """Emit what the events have cost so far; a component does so when it becomes idle or ends."""
+        """Emit what the events have cost so far, if any came since it was last told.
+
+        A component does so when it becomes idle or ends.
+        """
+        if self._seq == self._told:
+            return
         self._seq += 1
+        self._told = self._seq
         body = TraceCost(events=self._seq, cost_ns=self.cost_ns)
         self.sink.put(Event(self._seq, self.clock.now(), self.component, self.iteration, body))
 

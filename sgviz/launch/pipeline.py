@@ -328,6 +328,9 @@ class Pipeline:
             with contextlib.suppress(Unavailable):  # it is gone already
                 self._sender.send(ShutdownReq())
             await self.manager.close()
+            for trace in self._tracers:
+                if trace.on:
+                    trace.tell_cost()
             self._receiver.close()
 
         self.loop.call(end())

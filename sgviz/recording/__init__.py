@@ -3,7 +3,8 @@
 Imports: events, errors, msgspec, pandas.
 """
 
-from sgviz.recording.audit import AuditReport, Finding
+from sgviz.recording.audit import AuditReport
+from sgviz.recording.books import Finding
 from sgviz.recording.diff import Diff, FirstDifference
 from sgviz.recording.engine_fold import Difference, EngineFold
 from sgviz.recording.explanation import Cause, Explanation, Part

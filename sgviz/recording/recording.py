@@ -18,6 +18,7 @@ from sgviz.events.schema import Event
 from sgviz.events.time_stats import Stage, TimeStats, stages
 from sgviz.recording import tables
 from sgviz.recording.audit import AuditReport, audit
+from sgviz.recording.cost import cost_table, cost_words
 from sgviz.recording.decisions import decisions_table, tokens_table
 from sgviz.recording.diff import Diff, diff
 from sgviz.recording.explain import Explainer
@@ -117,6 +118,16 @@ class Recording(Source):
     def tokens(self) -> pd.DataFrame:
         """One row a sampled token, with its times on the way out; see `decisions.tokens_table`."""
         return self._table("tokens", lambda: tokens_table(self._events, self.t0))
+
+    @property
+    def cost(self) -> pd.DataFrame:
+        """What observing cost each component, as it measured it; see `cost.cost_table`."""
+        return self._table("cost", lambda: cost_table(self._events, self.t0, self.t_end))
+
+    @property
+    def cost_words(self) -> str:
+        """The same in one sentence: what share of the run it was."""
+        return cost_words(self.cost)
 
     @property
     def waits(self) -> pd.DataFrame:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sgviz.events import Event, RingSink, Tracer
-from sgviz.events.schema import RequestDispatched, TraceCost
 from sgviz.recording import Recording
 from sgviz.viz.batch_figure import batches_figure
 from sgviz.viz.explain_figure import explain_figure
@@ -28,7 +26,6 @@ from sgviz.viz.run_figure import run_figure, source_line
 from sgviz.viz.waits_figure import waits_figure
 
 SLOWEST = 5
-SAMPLE_EVENTS = 20_000
 DPI = 110
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; color: #1f2530;
@@ -58,16 +55,6 @@ def report_html(rec: Recording, *, title: str = "") -> str:
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{html.escape(title or rec.source)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
-
-
-def emit_cost_ns() -> float:
-    """Nanoseconds that one event costs the thread that emits it, measured here and now."""
-    trace = Tracer("measure", RingSink(SAMPLE_EVENTS))
-    body = RequestDispatched(rid="measure")
-    start = time.thread_time_ns()
-    for _ in range(SAMPLE_EVENTS):
-        trace.emit(body)
-    return (time.thread_time_ns() - start) / SAMPLE_EVENTS
 
 
 def _figures() -> Iterable[tuple[str, Callable[[Recording], Figure]]]:
@@ -131,34 +118,21 @@ def _slowest(rec: Recording) -> Iterable[str]:
 
 
 def _cost(rec: Recording, spent_s: float) -> str:
-    """What recording cost the run: events, and the price of one on the machine that makes the report."""
-    told = _told_cost(rec)
-    if told:
-        return f'<p class="note">{html.escape(told)}; making this page took {spent_s:.1f} s</p>'
-    each, events = emit_cost_ns(), rec.stamped()
-    seconds = (rec.t_end - rec.t0) / 1e9
-    ours = sum(1 for event in events if _of_scheduler(event))
-    share = f"{ours * each / 1e9 / seconds:.2%} of the scheduler's thread" if seconds else "-"
-    words = (
-        f"own cost: {len(events):,} events at {each / 1000:.2f} µs each (measured on the machine that made this page, "
-        f"ring sink only) are {len(events) * each / 1e6:,.1f} ms, in the recorded time {share}; "
-        f"making this page took {spent_s:.1f} s"
+    """What observing cost the run, as its components measured it, and what this page cost."""
+    rows = (
+        "".join(
+            f"<tr><td>{html.escape(row.component)}</td><td>{row.events:,}</td><td>{row.cost_ms:,.3f}</td>"
+            f"<td>{row.us_per_event:.2f}</td><td>{row.share:.3%}</td></tr>"
+            for row in rec.cost.itertuples()
+        )
+        .replace("nan%", "-")
+        .replace("nan", "-")
     )
-    return f'<p class="note">{html.escape(words)}</p>'
-
-
-def _told_cost(rec: Recording) -> str:
-    """The cost that the components themselves measured while they ran ("": they told none)."""
-    last = {event.component: event.body for event in rec.stamped() if isinstance(event.body, TraceCost)}
-    seconds = (rec.t_end - rec.t0) / 1e9
-    if not last or not seconds:
-        return ""
-    words = ", ".join(
-        f"{component} {body.cost_ns / 1e6:,.1f} ms for {body.events:,} events ({body.cost_ns / 1e9 / seconds:.2%})"
-        for component, body in last.items()
+    heads = "".join(
+        f"<th>{head}</th>" for head in ("component", "events", "cost (ms)", "µs an event", "of the run")
     )
-    return f"own cost, as the components measured it (share of the recorded time): {words}"
-
-
-def _of_scheduler(event: Event) -> bool:
-    return event.component == "scheduler"
+    words = f"{rec.cost_words}; making this page took {spent_s:.1f} s"
+    return (
+        f"<h2>What observing cost</h2><table><tr>{heads}</tr>{rows}</table>"
+        f'<p class="note">{html.escape(words)}</p>'
+    )

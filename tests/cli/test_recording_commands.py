@@ -20,10 +20,11 @@ def path(tmp_path: Path) -> Path:
 def test_explain_says_what_python_says(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(path), "req-003", "--figure", str(path.with_suffix(".png"))]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("req-003 took ") and "decode" in out
+    assert out.startswith("req-003 took ") and "decode" in out and "observing cost" in out
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert main(["explain", str(path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 8
+    *listed, cost = capsys.readouterr().out.splitlines()
+    assert len(listed) == 8 and cost.startswith("observing cost")
     assert main(["explain", str(path), "--at", "0"]) == 0
     assert "nobody waited" in capsys.readouterr().out
 
@@ -50,8 +51,9 @@ def test_export_writes_beside_the_recording(
 
 def test_report_writes_one_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(path)]) == 0
-    assert capsys.readouterr().out.strip() == str(path.with_suffix(".html"))
-    assert "own cost" in path.with_suffix(".html").read_text()
+    target, cost = capsys.readouterr().out.splitlines()
+    assert target == str(path.with_suffix(".html")) and cost.startswith("observing cost")
+    assert "observing cost" in path.with_suffix(".html").read_text()
 
 
 @pytest.mark.parametrize(

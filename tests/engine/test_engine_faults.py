@@ -135,6 +135,21 @@ def test_health_probes_are_no_requests_of_the_recording() -> None:
         assert "num_requests" in metrics
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_of_a_list_over_http_are_recorded_one_by_one(stream: bool) -> None:
+    with mock() as engine:
+        url = engine.serve(port=0).url
+        body = {"model": "default", "prompt": ["a", "bcd"], "rid": "R", "max_tokens": 3, "stream": stream}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+        recording = engine.recording()
+        assert until(lambda: set(recording.refresh().requests.status) == {200})
+        assert list(recording.requests.rid) == ["R_0", "R_1"]
+        for rid, size in (("R_0", 1), ("R_1", 3)):
+            types = [step.type for step in recording.journey(rid)]
+            assert types[:3] == ["CompletionRequest", "GenerateReqInput", "TokenizedGenerateReqInput"]
+            assert f"{size} chars" in recording.journey(rid)[1].holds["prompt"]
+
+
 def test_server_info_shows_no_key() -> None:
     with mock(api_key="secret-a", admin_api_key="secret-b") as engine:
         server = engine.serve(port=0)

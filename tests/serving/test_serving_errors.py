@@ -255,7 +255,7 @@ OF_CHAT = [
     "modalities",
     "priority",
 ]
-# these change nothing in the answer of one server that has no such metrics and no such router
+# these change nothing in the answer of one server; labels for its metrics come by header
 WITHOUT_EFFECT = {"log_metrics", "custom_labels", "routing_key"}
 
 
