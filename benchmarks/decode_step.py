@@ -98,7 +98,7 @@ class TransformersEngine:
 
         def step() -> object:
             out = self._model(ids[:, -1:], past_key_values=cache).logits[:, -1].argmax(-1)
-            cache.crop(ids.shape[1] - 1)
+            cache.crop(-1)
             return out
 
         return step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ COMMANDS = {
     "doctor": ("sgviz.cli.doctor", "say what this machine has"),
 }
 INTERRUPTED = 130
+READER_LEFT = 141  # as a shell says it of a program that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +44,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SgvizError as error:
         print(f"sgviz {arguments[0]}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return READER_LEFT
     except KeyboardInterrupt:
         print(f"sgviz {arguments[0]}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _reader_left() -> bool:
+    """Whether it is standard output that nobody reads any more (`| head`); then the rest goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ import pytest
 
 from sgviz.__main__ import COMMANDS
 from sgviz.cli.options import options
+from sgviz.engine import Engine
 
 sys.path.insert(0, str(Path(__file__).parent / "launch"))
 from server_process import ServerProcess
@@ -95,7 +96,7 @@ def run(program: str, folder: Path) -> str:
 
 
 def engine_programs() -> list[str]:
-    return [program for program in PROGRAMS if SERVED not in program]
+    return [program for program in PROGRAMS if "sgviz.Engine(" in program]
 
 
 @pytest.mark.slow
@@ -117,14 +118,16 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.slow
 def test_programs_with_a_server_run(server: ServerProcess, tmp_path: Path) -> None:
-    programs = [program.replace(SERVED, server.url) for program in PROGRAMS if SERVED in program]
-    assert programs and all("Paris" in run(program, tmp_path) for program in programs)
+    client, watcher = [program.replace(SERVED, server.url) for program in PROGRAMS if SERVED in program]
+    assert "Paris" in run(client, tmp_path)
+    watched = run(watcher, tmp_path)
+    assert "cached_tokens" in watched and "In order (ms since its arrival)" in watched
 
 
 @pytest.mark.slow
 def test_shell_commands_with_a_server_run(server: ServerProcess) -> None:
     commands = [block.replace(SERVED, server.url) for block in SHELL if SERVED in block]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         if shutil.which(command.split()[0]) is None and not command.startswith("sgviz"):
             continue
@@ -133,5 +136,45 @@ def test_shell_commands_with_a_server_run(server: ServerProcess) -> None:
             ["bash", "-c", runnable], input="What is the capital of France?\n", capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
+        if "bench" in command:
+            assert re.search(r"Successful requests: +8\b", done.stdout)
+            continue
         # the chat draws its answers, so they differ
         assert "smollm2-135m-instruct" in done.stdout and ("Paris" in done.stdout or "chat" in command)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recordings that the page speaks of: a small engine's, and those of its comparison."""
+    folder = tmp_path_factory.mktemp("readme")
+    with Engine("tiny-llama", device="mock", mock_step_ms=20, max_running_requests=4) as engine:
+        engine.generate(
+            [f"question {number}" for number in range(10)], {"max_new_tokens": 24, "ignore_eos": True}
+        )
+        engine.recording().save(folder / "ten.sgv")
+    (program,) = [program for program in PROGRAMS if "experiment.compare" in program]
+    (folder / "said.txt").write_text(run(program, folder))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_comparison_shows_what_the_page_says(recorded: Path) -> None:
+    seconds = re.search(r"^duration +([\d.]+) +([\d.]+)$", (recorded / "said.txt").read_text(), re.MULTILINE)
+    assert seconds is not None and float(seconds[2]) < 0.5 * float(seconds[1])
+    assert "SIMULATED" in (recorded / "said.txt").read_text()
+
+
+@pytest.mark.slow
+def test_commands_on_recordings_run(recorded: Path) -> None:
+    commands = [
+        line.partition("#")[0].strip() for block in SHELL if ".sgv" in block for line in block.splitlines()
+    ]
+    assert {command.split()[1] for command in commands} == {"explain", "report", "export", "diff"}
+    said = ""
+    for command in commands:
+        words = [sys.executable, "-m", *command.split()]
+        done = subprocess.run(words, cwd=recorded, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    assert "running_slots" in said and "the first decision that differs" in said and "observing cost" in said
+    assert (recorded / "ten.html").exists() and (recorded / "ten.pftrace").exists()

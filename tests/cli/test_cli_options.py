@@ -59,6 +59,8 @@ FLAGS = [
     "--disable-events",
     "--event-capacity",
     "--record",
+    "--tokenizer-metrics-custom-labels-header",
+    "--tokenizer-metrics-allowed-custom-labels",
 ]
 
 Parse = Callable[..., Settings]

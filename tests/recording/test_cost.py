@@ -43,9 +43,10 @@ def test_every_component_of_an_engine_tells_its_cost_by_its_end(tmp_path: Path) 
     with Engine("tiny-llama", device="mock", record=str(path)) as engine:
         for number in range(20):
             engine.chat(f"question {number}", max_tokens=16)
+        engine.generate("and once more", {"max_new_tokens": 2})
     rec = load(path)
     table = rec.cost
-    assert set(table.component) == {"http", "tokenizer_manager", "scheduler", "detokenizer"}
+    assert set(table.component) == {"http", "tokenizer_manager", "engine", "scheduler", "detokenizer"}
     assert (table.cost_ms >= 0).all() and table.cost_ms.sum() > 0
     assert 0 < table.share.sum() < 0.2 and "not told" not in rec.cost_words
     last = {e.component: (e.seq, e.body) for e in rec.stamped() if isinstance(e.body, TraceCost)}
