@@ -114,7 +114,10 @@ class HttpFace:
             keys=keys,
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
-            mounts=[*self._observe(keys), *([debug_mount(pipeline.manager)] if serve.enable_debugger else [])],
+            mounts=[
+                *self._observe(keys),
+                *([debug_mount(pipeline.manager)] if serve.enable_debugger else []),
+            ],
         )
 
     def _observe(self, keys: Keys) -> list[Callable[[FastAPI], None]]:

@@ -8,7 +8,7 @@ as in `GET /sgviz/events`, so a number names one state for ever. Imports: events
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sgviz.errors import BadRequest
 from sgviz.events.schema import Event
@@ -25,7 +25,8 @@ MAX_BATCHES = 256
 Since = Callable[[int, int], tuple[int, Sequence[Event]]]
 
 
-class Past(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Past:
     """The engine and its pages after `count` events."""
 
     count: int
@@ -75,13 +76,16 @@ class Follower:
         base = next((past for past in reversed(self._past) if past.count <= count), None)
         if base is None or not 0 <= count <= self.count:
             raise BadRequest(f"seq {count} is not between {self.oldest} and {self.count}, what is remembered")
-        first, events = self._since(base.count, count - base.count)
-        if first != base.count:
-            raise BadRequest(f"seq {count} is not between {self.oldest} and {self.count}, what is remembered")
         engine, pages = base.engine.copy(), base.pages.copy()
-        for event in events:
-            engine.apply(event)
-            pages.apply(event)
+        at = base.count
+        while at < count:
+            first, events = self._since(at, min(PIECE, count - at))
+            if first != at or not events:
+                raise BadRequest(f"seq {count} is no longer remembered")
+            for event in events:
+                engine.apply(event)
+                pages.apply(event)
+            at += len(events)
         return Past(count, engine, pages)
 
     def moment(self, count: int | None = None) -> Moment:

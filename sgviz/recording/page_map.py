@@ -168,4 +168,3 @@ class PageMap:
         cut = body.at // self.page_size
         self.nodes[body.upper], self.nodes[body.node] = pages[:cut], pages[cut:]
         self.owner[pages[:cut]] = TREE - body.upper
-

@@ -128,6 +128,16 @@ class Source:
         events = self.stamped()
         return count, events[count : count + most]
 
+    def sibling(self) -> Self:
+        """A live recording of the same events with a state of its own, for another thread; of a file, itself."""
+        if self._snapshot is None:
+            return self
+        other = type(self).live(
+            self._snapshot, self.header, total=self._total, dropped=self._lost, since=self._since
+        )
+        other.source = self.source
+        return other
+
     @property
     def is_live(self) -> bool:
         """Whether events still come."""

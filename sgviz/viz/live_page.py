@@ -20,7 +20,6 @@ STYLE = """
 #sgviz > header, h1 { font: 600 16px system-ui, sans-serif; }
 #sgviz .grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 4px 26px; }
 #sgviz h2 { font-size: 14px; margin: 12px 0 6px; border-bottom: 1px solid var(--grid); padding-bottom: 3px; }
-#sgviz .dashboard { grid-row: span 2; } #sgviz .stepper { grid-column: 1 / -1; }
 @media (max-width: 900px) { #sgviz .grid { grid-template-columns: minmax(0, 1fr); } }
 """
 
@@ -32,7 +31,11 @@ body { font: 14px system-ui, sans-serif; margin: 12vh auto; max-width: 24em; }</
 <button>open</button><p id="said"></p></form><script>
 async function open_(key) {
   const answer = await fetch(location.pathname, { headers: { Authorization: "Bearer " + key } });
-  if (!answer.ok) { sessionStorage.removeItem("sgviz-key"); said.textContent = "This key is not the right one."; return; }
+  if (!answer.ok) {
+    sessionStorage.removeItem("sgviz-key");
+    said.textContent = "This key is not the right one.";
+    return;
+  }
   sessionStorage.setItem("sgviz-key", key);
   const text = await answer.text();
   document.open(); document.write(text); document.close();
@@ -58,7 +61,8 @@ def live_page(title: str, *, debuggable: bool) -> str:
     style = STYLE % {"light": colours["light"]["ground"], "dark": colours["dark"]["ground"]}
     # exported names are of use to a bundle of modules only; here all is one script
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>
-<meta name="viewport" content="width=device-width"><style>{style}</style><div id="{MOUNT}"></div>
+<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><style>{style}</style>
+<div id="{MOUNT}"></div>
 <script type="module">
 {module_text()}
 const key = sessionStorage.getItem("sgviz-key") || "";

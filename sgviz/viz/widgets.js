@@ -5,7 +5,7 @@ const FONT = "12px system-ui, sans-serif";
 const SMALL = "10px system-ui, sans-serif";
 const PHASES = ["tokenize", "queue", "prefill", "decode", "output"];
 const STEP_COLOURS = { match: "prefill", split: "queue", insert: "decode", lock: "protected", unlock: "evictable", evict: "alert" };
-const FADE_MS = 1200;
+const FADE_MS = 700;
 
 const CSS = `
 .sgviz { color: var(--text); background: var(--ground); font: ${FONT}; padding: 8px; box-sizing: border-box; }
@@ -16,7 +16,7 @@ const CSS = `
   background: var(--free); border: 1px solid var(--grid); border-radius: 4px; padding: 3px 9px; }
 .sgviz button { cursor: pointer; } .sgviz button:disabled { opacity: .45; cursor: default; }
 .sgviz button.on { border-color: var(--prefill); }
-.sgviz .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 6px; margin-bottom: 8px; }
+.sgviz .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 6px; margin-bottom: 8px; }
 .sgviz .tile { border: 1px solid var(--grid); border-radius: 6px; padding: 5px 8px; min-width: 0; }
 .sgviz .tile b { display: block; font-size: 17px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .sgviz .tile span, .sgviz .note { color: var(--muted); font-size: 11px; }
@@ -101,7 +101,7 @@ const TILES = [
   ["running", "running"], ["waiting", "queued"], ["retracted", "retractions"], ["per_second", "tokens/s"],
   ["ttft_ms", "TTFT ms (median)"], ["itl_ms", "ITL ms (median)"], ["ended", "ended"], ["free", "KV free"],
   ["evictable", "KV evictable"], ["protected", "KV protected"], ["private_total", "KV private"],
-  ["trace_ns", "µs per event"], ["dropped", "events dropped"],
+  ["trace_ns", "µs an event costs"], ["dropped", "events dropped"],
 ];
 
 function tileText(name, value) {
@@ -124,7 +124,7 @@ class Dashboard {
     make("h3", el, { textContent: "KV tokens" });
     this.kv = make("canvas", el, { dataset: { canvas: "kv-bar" } });
     legend(el, [["protected", "protected"], ["private", "private"], ["evictable", "evictable"], ["free", "free"]]);
-    make("h3", el, { textContent: "Requests running and queued, tokens per second" });
+    this.speed = make("h3", el, { textContent: "Requests running and queued, tokens per second" });
     this.lines = make("canvas", el, { dataset: { canvas: "lines" } });
     legend(el, [["running", "decode"], ["queued", "queue"], ["tokens/s (own scale)", "output"]]);
     make("h3", el, { textContent: "Batches on the device: a bar's height is its number of requests" });
@@ -186,9 +186,7 @@ class Dashboard {
       });
       pen.stroke();
     }
-    pen.fillStyle = colours.output;
-    const label = `max ${whole(fastest)}/s`;
-    pen.fillText(label, width - pen.measureText(label).width - 8, 13);
+    this.speed.textContent = `Requests running and queued, tokens per second (at most ${whole(fastest)})`;
   }
 
   drawStrip(batches, colours) {
@@ -257,7 +255,7 @@ class KvMap {
     this.note = make("span", bar, { className: "note", dataset: { n: "kv-note" } });
     this.canvas = make("canvas", el, { dataset: { canvas: "kv-map" } });
     legend(el, [["private", "private"], ["in the tree, locked", "protected"], ["in the tree, evictable", "evictable"],
-      ["free", "free"], ["just evicted or retracted", "alert"]]);
+      ["free", "free"], ["mark: just evicted or retracted", "alert"]]);
     this.hover = make("div", el, { className: "note", textContent: "point at a cell" });
     this.by.onchange = () => this.last && this.draw(...this.last);
     this.canvas.onmousemove = (event) => this.point(event);
@@ -283,7 +281,7 @@ class KvMap {
       }
     }
     pen.fillStyle = colours.alert;
-    for (const [, hit] of map.flashes) for (const cell of hit) this.cell(pen, cell);
+    for (const [, hit] of map.flashes) for (const cell of hit) this.cell(pen, cell, 0.3);
     const per = map.pages_per_cell > 1 ? `, a cell is ${map.pages_per_cell} pages` : "";
     const sure = map.exact ? "" : " · events were lost, owners are uncertain";
     this.note.textContent = `${whole(map.pages)} pages of ${map.page_size}${per} · evicted ${whole(map.evicted)}, ` +
@@ -291,9 +289,11 @@ class KvMap {
     this.note.classList.toggle("bad", !map.exact);
   }
 
-  cell(pen, at) {
-    const gap = this.size > 5 ? 1 : 0;
-    pen.fillRect((at % this.columns) * this.size, Math.floor(at / this.columns) * this.size, this.size - gap, this.size - gap);
+  /** A cell, or with `inset` a mark inside it that leaves its colour visible. */
+  cell(pen, at, inset = 0) {
+    const side = this.size - (this.size > 5 ? 1 : 0), edge = inset * side;
+    const x = (at % this.columns) * this.size, y = Math.floor(at / this.columns) * this.size;
+    pen.fillRect(x + edge, y + edge, side - 2 * edge, side - 2 * edge);
   }
 
   colour(state, owner, age, colours) {
@@ -395,7 +395,8 @@ class RadixTree {
       pen.fillStyle = locks ? colours.protected : colours.evictable;
       pen.fillRect(x, y, w, h);
       pen.fillStyle = locks ? colours.ground : colours.text;
-      pen.fillText(locks ? `${tokens} · held ${locks}×` : String(tokens), x + 4, y + h / 2 + 0.5);
+      const held = `${tokens} · held ${locks}×`;
+      pen.fillText(locks && pen.measureText(held).width < w - 6 ? held : String(tokens), x + 4, y + h / 2 + 0.5);
       if (number === this.ctx.wanted.node) {
         pen.strokeStyle = colours.text;
         pen.strokeRect(x - 1, y - 1, w + 2, h + 2);
@@ -862,16 +863,17 @@ export function page(root, { themes, key, debuggable }) {
   const bar = stage.scrubber();
   const state = make("span", bar, { dataset: { n: "connection" }, textContent: "connecting" });
   const grid = make("div", root, { className: "grid" });
-  const section = (title, name) => {
-    const box = make("section", grid, { className: name });
+  const left = make("div", grid), right = make("div", grid);
+  const section = (parent, title, name) => {
+    const box = make("section", parent, { className: name });
     make("h2", box, { textContent: title });
     stage.add(name, make("div", box));
   };
-  section("Dashboard", "dashboard");
-  section("KV map", "kv");
-  section("Radix tree", "tree");
-  section("One request", "journey");
-  if (debuggable) section("Step the scheduler", "stepper");
+  if (debuggable) section(left, "Step the scheduler", "stepper");
+  section(left, "Dashboard", "dashboard");
+  section(right, "KV map", "kv");
+  section(right, "Radix tree", "tree");
+  section(right, "One request", "journey");
 
   function query() {
     const terms = { what: "dashboard,kv,tree,journey", rid: wanted.rid, node: wanted.node };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgviz.errors import NotFound
 from sgviz.recording import Explanation, Recording
-from sgviz.recording.requests import RequestState, Requests
+from sgviz.recording.requests import Requests, RequestState
 from sgviz.viz.causes import LOOKS
 from sgviz.viz.views.models import CausePart, JourneyStep, JourneyView
 

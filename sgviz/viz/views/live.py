@@ -30,7 +30,7 @@ Decode = Callable[[list[int]], str]
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a viewer looks at.
 
-    `what`: views by name. `at`: after so many events (None: now). `rid`: whose journey ("": the newest that ended).
+    `what`: views by name. `at`: after so many events (None: now). `rid`: whose journey ("": one that ended).
     `node`: whose text.
     """
 
@@ -60,6 +60,7 @@ class LiveViews:
         self.follower = Follower(rec.since, _start(rec))
         self._counters = Counters()
         self._tree_log = TreeLog()
+        self._default = ""
         self._journey: tuple[str, float, JourneyView] | None = None
 
     def refresh(self) -> bool:
@@ -108,7 +109,9 @@ class LiveViews:
     def _journey_of(self, rid: str) -> JourneyView:
         """Kept while the request is over, and for a second while it lives."""
         rids = ranked(self.follower.state.requests)
-        rid = rid or (rids[0] if rids else "")
+        if self._default not in rids:  # it stays the same while one reads
+            self._default = rids[0] if rids else ""
+        rid = rid or self._default
         kept, clock = self._journey, time.monotonic()
         if kept is None or kept[0] != rid or (not kept[2].done and clock - kept[1] > JOURNEY_EVERY_S):
             kept = self._journey = (rid, clock, journey_view(self._rec, rid))

@@ -169,7 +169,7 @@ class CausePart(View, frozen=True, array_like=True):
 
 
 class JourneyView(View, frozen=True):
-    """A request from its HTTP body to its text, and where its time went. `rid` "": none was chosen, or none is there."""
+    """A request from its HTTP body to its text, and where its time went. `rid` "": there is none."""
 
     rid: str
     steps: tuple[JourneyStep, ...]
