@@ -52,7 +52,9 @@ def page(browser: Any, served: tuple[Engine, str]) -> Iterator[Any]:
 def drawn(page: Any, more: int = 3) -> None:
     """Wait until it was drawn so many times more."""
     now = page.evaluate("Number(document.getElementById('sgviz').dataset.drawn || 0)")
-    page.wait_for_function(f"Number(document.getElementById('sgviz').dataset.drawn) >= {now + more}", timeout=30_000)
+    page.wait_for_function(
+        f"Number(document.getElementById('sgviz').dataset.drawn) >= {now + more}", timeout=30_000
+    )
 
 
 def test_it_draws_and_its_numbers_are_the_server_s(page: Any, served: tuple[Engine, str]) -> None:
@@ -72,16 +74,20 @@ def test_it_draws_and_its_numbers_are_the_server_s(page: Any, served: tuple[Engi
 
 
 def test_a_dropped_connection_is_taken_up_without_a_gap(page: Any, served: tuple[Engine, str]) -> None:
-    engine, url = served
+    engine, _ = served
     with loaded(engine, clients=4):
         drawn(page, 5)
         before = page.evaluate(SHOWN)["seq"]
         page.context.set_offline(True)
         page.evaluate("document.getElementById('sgviz').shown.drop()")
-        page.wait_for_function("document.querySelector('[data-n=connection]').textContent.includes('not connected')")
+        page.wait_for_function(
+            "document.querySelector('[data-n=connection]').textContent.includes('not connected')"
+        )
         page.wait_for_timeout(1500)
         page.context.set_offline(False)
-        page.wait_for_function("document.querySelector('[data-n=connection]').textContent === ''", timeout=30_000)
+        page.wait_for_function(
+            "document.querySelector('[data-n=connection]').textContent === ''", timeout=30_000
+        )
         drawn(page, 3)
     shown = page.evaluate("document.getElementById('sgviz').shown.stage.view")
     assert shown["seq"] > before
@@ -103,7 +109,9 @@ def test_the_view_can_be_held_and_a_request_explained(page: Any, served: tuple[E
         assert page.evaluate(SHOWN) == held
         page.click("canvas[data-canvas=lanes]", position={"x": 200, "y": 7})
         lane = page.evaluate("document.getElementById('sgviz').shown.stage.view.dashboard.lanes[0].rid")
-        page.wait_for_function(f"document.querySelector('[data-n=explanation]').textContent.startsWith('{lane} took')")
+        page.wait_for_function(
+            f"document.querySelector('[data-n=explanation]').textContent.startsWith('{lane} took')"
+        )
 
 
 def test_the_stepper_parks_the_scheduler_and_lets_it_go(page: Any, served: tuple[Engine, str]) -> None:
@@ -165,6 +173,6 @@ def test_leaving_pages_leave_nothing(browser: Any, served: tuple[Engine, str]) -
     for _ in range(3):
         page = browser.new_page()
         page.goto(url + "/viz")
-        drawn(page, 1)
+        page.wait_for_selector("#sgviz[data-drawn]", timeout=30_000)
         page.close()
     assert threading.active_count() <= before + 2  # of the pool that all folds share

@@ -14,7 +14,9 @@ from sgviz.engine import Engine
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 COLOURS = """(canvas) => { const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  const seen = new Set(); for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+  const seen = new Set();
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data[i] << 16 |
+  data[i + 1] << 8 | data[i + 2]);
   return seen.size; }"""
 # everything that was drawn belongs to one event number: read in one go
 SHOWN = """() => { const root = document.getElementById("sgviz"); const found = { seq: Number(root.dataset.seq) };

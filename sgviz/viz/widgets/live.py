@@ -47,6 +47,15 @@ class SgvizWidget(anywidget.AnyWidget):
         """What a person did."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Close the connection to the page, and that of the layout, which ipywidgets leaves open."""
+        if self.comm is None:  # closed before, or never opened
+            return
+        layout = self.layout
+        super().close()
+        if layout is not None:
+            layout.close()
+
     def __enter__(self) -> SgvizWidget:
         return self
 
@@ -98,6 +107,8 @@ class LiveWidget(SgvizWidget):
 
     def close(self) -> None:
         """End the thread, close the connection to the page, forget the events."""
+        if self.comm is None:  # closed before, or never opened
+            return
         self._ended.set()
         self._nudged.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -187,9 +198,10 @@ class Journey(LiveWidget):
     """One request through the types that carry it, and where its time went. `rid`: whose ("": one that ended)."""
 
     def __init__(self, rec: Recording, rid: str = "") -> None:
+        if rid:
+            rec.request(rid)  # a wrong name is told before anything is opened
         super().__init__(rec, "journey", ("journey",))
         if rid:
-            rec.request(rid)  # a wrong name is told at once
             self.show(rid=rid)
 
     def figure(self) -> Figure:

@@ -49,6 +49,8 @@ class Stepper(SgvizWidget):
 
     def close(self) -> None:
         """End the threads and the connection to the page. The scheduler stays as it is."""
+        if self.comm is None:  # closed before, or never opened
+            return
         for each in (self._asked, self._waits):
             each.put(END)
         for thread in self._threads:
