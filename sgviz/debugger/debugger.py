@@ -10,11 +10,14 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, overload
+from typing import Any, Literal, overload
+
+import msgspec
 
 from sgviz.debugger.bridge import LONGEST_WAIT_S, Asked, DebugReply, Wait
 from sgviz.debugger.link import Heartbeat, Link
 from sgviz.debugger.past import Past
+from sgviz.debugger.routes import command_of
 from sgviz.errors import BadRequest, NotFound, SgvizError, Unavailable, suggest
 from sgviz.events import Event
 from sgviz.messages.debug import (
@@ -250,6 +253,12 @@ class Debugger:
     def forward(self, what: Literal["event", "decision", "iteration"] = "event", count: int = 1) -> Moment:
         """The opposite of `back`, at most to the present."""
         return self._past.move(what, count)
+
+    def relay(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A command as POST /sgviz/debug takes it, without a session, and its answer; raises what that answers with."""
+        self._seen = (-1, {})
+        answer: dict[str, Any] = msgspec.to_builtins(self._ask(command_of(body)))
+        return answer
 
     def __repr__(self) -> str:
         if self._closed:

@@ -33,7 +33,9 @@ def connect(url: str, api_key: str | None = None) -> Connection:
         SgvizError: nobody answers there, or not with events.
     """
     link = Remote(url, api_key)
-    rec = Connection.live(link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped)
+    rec = Connection.live(
+        link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped, since=link.since
+    )
     rec.link, rec.source, rec.api_key = link, link.url, api_key
     return rec
 

@@ -189,7 +189,9 @@ class Engine:
             for i in self.pipeline.infos.values()
         )
         header = Header(settings=self.settings.public(), anchors=anchors)
-        return Recording.live(ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped)
+        return Recording.live(
+            ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped, since=ring.since
+        )
 
     def set_events(self, on: bool) -> None:
         """Switch events on or off in all components, for requests that come from now on.

@@ -17,7 +17,7 @@ from sgviz.debugger import debug_mount
 from sgviz.errors import from_status
 from sgviz.launch.pipeline import Pipeline
 from sgviz.model.model_config import read_json
-from sgviz.observe import observe_mount
+from sgviz.observe import ViewDesk, live_mount, observe_mount
 from sgviz.recording import Recording
 from sgviz.serving.app import create_app
 from sgviz.serving.context import Keys, ModelFacts, ServingContext
@@ -103,6 +103,7 @@ class HttpFace:
 
     def _context(self) -> ServingContext:
         pipeline, serve, observe = self._pipeline, self._settings.serve, self._settings.observe
+        keys = Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key)
         return ServingContext(
             tokenizer_manager=pipeline.manager,
             tokenizer=pipeline.tokenizer,
@@ -111,18 +112,24 @@ class HttpFace:
             trace=pipeline.http_trace,
             status=pipeline.status,
             settings=self._settings.public(),
-            keys=Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key),
+            keys=keys,
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
             custom_labels=CustomLabels(
                 header=observe.tokenizer_metrics_custom_labels_header, allowed=observe.allowed_labels
             ),
-            mounts=[self._observe(), *([debug_mount(pipeline.manager)] if serve.enable_debugger else [])],
+            mounts=[
+                *self._observe(keys),
+                *([debug_mount(pipeline.manager)] if serve.enable_debugger else []),
+            ],
         )
 
-    def _observe(self) -> Callable[[FastAPI], None]:
-        model, allowed = self._settings.served_model_name, self._settings.observe.allowed_labels
-        return observe_mount(self._pipeline.ring, self._recording, model, allowed)
+    def _observe(self, keys: Keys) -> list[Callable[[FastAPI], None]]:
+        pipeline, name = self._pipeline, self._settings.served_model_name
+        desk = ViewDesk(pipeline.ring, self._recording, pipeline.tokenizer)
+        page = live_mount(desk, keys, f"sgviz: {name}", debuggable=self._settings.serve.enable_debugger)
+        allowed = self._settings.observe.allowed_labels
+        return [observe_mount(pipeline.ring, self._recording, name, desk, allowed), page]
 
     def _facts(self) -> ModelFacts:
         info, model = self._pipeline.infos["scheduler"], self._settings.model

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
 from sgviz.observe.http_counts import CountingMiddleware, HttpCounts
+from sgviz.observe.live import ViewDesk
 from sgviz.observe.metrics import Metrics
 from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel
@@ -29,12 +30,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def observe_mount(
-    ring: RingSink, recording: Callable[[], Recording], model_name: str, custom_labels: Sequence[str] = ()
+    ring: RingSink,
+    recording: Callable[[], Recording],
+    model_name: str,
+    desk: ViewDesk,
+    custom_labels: Sequence[str] = (),
 ) -> Callable[[FastAPI], None]:
     """What adds the endpoints to an app (`ServingContext.mounts`).
 
     Args:
         ring: where the events of all components arrive. recording: the live recording over it.
+        desk: what folds it for viewers, and knows earlier states.
         custom_labels: labels that requests may bring by header.
     """
     measured = Metrics(model_name, custom_labels)
@@ -56,8 +62,7 @@ def observe_mount(
 
     async def state(request: Request) -> Response:
         seq = request.query_params.get("seq")
-        async with lock:
-            body = await asyncio.to_thread(_state, live, ring, None if seq is None else _number(seq))
+        body = await desk.state(desk.total if seq is None else _number(seq))
         return Response(body, media_type="application/json")
 
     async def header() -> Response:
@@ -98,18 +103,6 @@ def _number(text: str) -> int:
     if not text.isdigit():
         raise BadRequest(f"seq is {text!r}; it must be the number of an event, 0 or more", param="seq")
     return int(text)
-
-
-def _state(live: Recording, ring: RingSink, seq: int | None) -> bytes:
-    """The moment after the first `seq` events that arrived (None: now), as JSON."""
-    live.refresh()
-    lost = ring.total - len(live.stamped())
-    count = len(live.stamped()) if seq is None else seq - max(0, lost)
-    if not 0 <= count <= len(live.stamped()):
-        raise BadRequest(
-            f"seq {seq} is not between {max(0, lost)} and {ring.total}, what is remembered", param="seq"
-        )
-    return msgspec.json.encode(live.at(count=count))
 
 
 async def _events(ring: RingSink, start: int, request: Request) -> AsyncIterator[bytes]:

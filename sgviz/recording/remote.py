@@ -89,6 +89,10 @@ class Remote:
     def snapshot(self) -> list[Event]:
         return self._ring.snapshot()
 
+    def since(self, count: int, most: int) -> tuple[int, list[Event]]:
+        """Events as they came here; numbers count what came here."""
+        return self._ring.since(count, most)
+
     @property
     def total(self) -> int:
         return self._ring.total
@@ -145,7 +149,7 @@ def connect(url: str, api_key: str | None = None) -> RemoteRecording:
     """
     link = Remote(url, api_key)
     rec = RemoteRecording.live(
-        link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped
+        link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped, since=link.since
     )
     rec.link, rec.source = link, link.url
     return rec

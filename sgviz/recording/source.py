@@ -48,6 +48,7 @@ class Source:
         self._events = events
         self._unknown = unknown
         self._snapshot: Callable[[], list[Event]] | None = None
+        self._since: Callable[[int, int], tuple[int, Sequence[Event]]] | None = None
         self._total: Callable[[], int] | None = None
         self._lost: Callable[[], int] | None = None
         self._seen = -1
@@ -64,6 +65,7 @@ class Source:
         *,
         total: Callable[[], int] | None = None,
         dropped: Callable[[], int] | None = None,
+        since: Callable[[int, int], tuple[int, Sequence[Event]]] | None = None,
     ) -> Self:
         """A recording that is brought up to date whenever it is looked at.
 
@@ -71,9 +73,11 @@ class Source:
             snapshot: all events so far, in the order of time (`RingSink.snapshot`).
             total: a number that grows with every event; spares the snapshot when nothing came.
             dropped: events lost for good, those that fell out of the ring among them.
+            since: events as they came, from a number on (`RingSink.since`); spares the snapshot to who follows.
         """
         recording = cls((), header, source="live")
         recording._snapshot, recording._total, recording._lost = snapshot, total, dropped
+        recording._since = since
         return recording
 
     def refresh(self) -> Self:
@@ -113,6 +117,31 @@ class Source:
         """The events themselves, in the order of time, for folds that are no table."""
         self.refresh()
         return self._events
+
+    def since(self, count: int, most: int) -> tuple[int, Sequence[Event]]:
+        """At most `most` events from number `count` on, in the order in which they came; and the number of the first.
+
+        A file has them in the order of time. More came before than `count` if some are no longer there.
+        """
+        if self._since is not None:
+            return self._since(count, most)
+        events = self.stamped()
+        return count, events[count : count + most]
+
+    def sibling(self) -> Self:
+        """A live recording of the same events with a state of its own, for another thread; of a file, itself."""
+        if self._snapshot is None:
+            return self
+        other = type(self).live(
+            self._snapshot, self.header, total=self._total, dropped=self._lost, since=self._since
+        )
+        other.source = self.source
+        return other
+
+    @property
+    def is_live(self) -> bool:
+        """Whether events still come."""
+        return self._snapshot is not None
 
     @property
     def t0(self) -> int:

@@ -1,0 +1,141 @@
+"""The live page: GET /viz, and GET /sgviz/view, the stream of what it draws.
+
+The views are made here, by the code that feeds the widgets of a notebook, so the page computes nothing of its own.
+SSE: each message has the number of events it stands for as id and the views as data. A view is whole, so who comes
+back after a broken connection has missed nothing: what happened meanwhile is in it. SGLang has no counterpart.
+Imports: events, recording, serving, viz.views.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from sgviz.errors import BadRequest
+from sgviz.events import RingSink
+from sgviz.recording import Recording
+from sgviz.serving.auth import AccessRules, AuthLevel, check_access
+from sgviz.serving.context import Keys, Tokenizer
+from sgviz.viz.live_page import key_page, live_page
+from sgviz.viz.views import LiveViews, Wanted
+
+EVERY_S = 0.1  # at most ten updates a second
+BEAT_S = 15.0
+KEPT = 16  # views of one moment, for several viewers
+PATH = "/sgviz/view"
+
+
+class ViewDesk:
+    """One fold for all viewers; what two of them want of the same moment is made once."""
+
+    def __init__(self, ring: RingSink, recording: Callable[[], Recording], tokenizer: Tokenizer) -> None:
+        self._ring = ring
+        self._make_recording = recording
+        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+        self._views: LiveViews | None = None
+        self._made: dict[Wanted, tuple[int, bytes]] = {}
+        self._lock = asyncio.Lock()
+
+    async def view(self, wanted: Wanted) -> tuple[int, bytes]:
+        """The number of events and the views as JSON. Raises BadRequest as `LiveViews.make` does."""
+        async with self._lock:
+            return await asyncio.to_thread(self._view, wanted)
+
+    async def state(self, count: int) -> bytes:
+        """The moment after the first `count` events that arrived, as JSON. Raises BadRequest if it is forgotten."""
+        async with self._lock:
+            return await asyncio.to_thread(self._state, count)
+
+    @property
+    def total(self) -> int:
+        """Events that have come."""
+        return self._ring.total
+
+    def _followed(self) -> LiveViews:
+        """Nothing is folded before somebody looks."""
+        if self._views is None:
+            self._views = LiveViews(self._make_recording(), self._decode)
+        self._views.refresh()
+        return self._views
+
+    def _state(self, count: int) -> bytes:
+        return msgspec.json.encode(self._followed().follower.moment(count))
+
+    def _view(self, wanted: Wanted) -> tuple[int, bytes]:
+        views = self._followed()
+        newest = views.follower.count
+        kept = self._made.get(wanted)
+        if kept is None or kept[0] != newest:
+            made = views.make(wanted)
+            kept = self._made[wanted] = (newest, msgspec.json.encode(made))
+            while len(self._made) > KEPT:
+                del self._made[next(iter(self._made))]
+        return kept
+
+
+def live_mount(desk: ViewDesk, keys: Keys, title: str, *, debuggable: bool) -> Callable[[FastAPI], None]:
+    """What adds the page and its stream to an app. `debuggable`: it has /sgviz/debug as well."""
+
+    async def viz(request: Request) -> Response:
+        # a browser cannot send a key with the first request, so the refusal is a page that asks for it
+        error = check_access(AuthLevel.ADMIN_OPTIONAL, keys, request.headers.get("authorization", ""))
+        if error is not None:
+            return HTMLResponse(key_page("admin" if keys.admin_api_key else "API"), error.status)
+        return HTMLResponse(live_page(title, debuggable=debuggable))
+
+    async def view(request: Request) -> Response:
+        wanted = _wanted(request).check()
+        first = await desk.view(wanted)
+        stream = _stream(desk, wanted, first, request)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+
+    def mount(app: FastAPI) -> None:
+        rules: AccessRules = app.state.access
+        rules.declare("/viz", AuthLevel.OPEN)
+        app.add_api_route("/viz", viz, methods=["GET"], response_model=None)
+        app.add_api_route(PATH, view, methods=["GET"], response_model=None)
+
+    return mount
+
+
+def _wanted(request: Request) -> Wanted:
+    query = dict(request.query_params)
+    named: dict[str, object] = {**query, "what": tuple(filter(None, query.get("what", "").split(",")))}
+    if not named["what"]:
+        del named["what"]
+    try:
+        return msgspec.convert(named, Wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"no such view: {error}") from None
+
+
+async def _stream(
+    desk: ViewDesk, wanted: Wanted, first: tuple[int, bytes], request: Request
+) -> AsyncIterator[bytes]:
+    """Messages whenever something happened, at most ten a second, for ever."""
+    told, data = first
+    quiet = 0.0
+    if request.headers.get("last-event-id") != str(told):
+        yield _message(told, data)
+    while not await request.is_disconnected():
+        await asyncio.sleep(EVERY_S)
+        quiet += EVERY_S
+        if desk.total != told:
+            with contextlib.suppress(BadRequest):  # the moment that is looked at fell out of memory
+                told, data = await desk.view(wanted)
+                quiet = 0.0
+                yield _message(told, data)
+        if quiet >= BEAT_S:
+            quiet = 0.0
+            yield b": still here\n\n"
+
+
+def _message(seq: int, data: bytes) -> bytes:
+    return b"id: %d\ndata: %s\n\n" % (seq, data)

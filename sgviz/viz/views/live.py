@@ -1,0 +1,127 @@
+"""LiveViews: follows a recording (live, remote or a file) and makes what is drawn of it, now or at an earlier event.
+
+Imports: events, recording, viz.views.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sgviz.errors import BadRequest, suggest
+from sgviz.events.schema import Event
+from sgviz.recording import Recording, State
+from sgviz.recording.follow import Follower
+from sgviz.recording.moment import moment
+from sgviz.viz.views.dashboard import Counters, dashboard
+from sgviz.viz.views.journey import journey_view, ranked
+from sgviz.viz.views.kv_map import kv_map
+from sgviz.viz.views.models import JourneyView, Views
+from sgviz.viz.views.radix_tree import TreeLog, tree_view
+
+NAMES = ("dashboard", "kv", "tree", "journey")
+JOURNEY_EVERY_S = 1.0  # a journey reads the whole recording
+
+Decode = Callable[[list[int]], str]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a viewer looks at.
+
+    `what`: views by name. `at`: after so many events (None: now). `rid`: whose journey ("": one that ended).
+    `node`: whose text.
+    """
+
+    what: tuple[str, ...] = NAMES
+    at: int | None = None
+    rid: str = ""
+    node: int = 0
+
+    def check(self) -> Wanted:
+        """Itself. Raises BadRequest that names a view that is none."""
+        for name in self.what:
+            if name not in NAMES:
+                raise BadRequest(f"view {name!r} is not one of {', '.join(NAMES)}{suggest(name, NAMES)}")
+        return self
+
+
+class LiveViews:
+    """Folds what is new when it is asked to, and never more than once; memory is bounded however long the run is.
+
+    Args:
+        rec: where events come from. decode: token ids to text, for the nodes of the tree, where somebody can.
+    """
+
+    def __init__(self, rec: Recording, decode: Decode | None = None) -> None:
+        self._rec = rec
+        self._decode = decode
+        self.follower = Follower(rec.since, _start(rec))
+        self._counters = Counters()
+        self._tree_log = TreeLog()
+        self._default = ""
+        self._journey: tuple[str, float, JourneyView] | None = None
+
+    def refresh(self) -> bool:
+        """Take what is new; says whether anything was."""
+        before = self.follower.count
+        events: Sequence[Event] = self.follower.advance()
+        count = self.follower.count - len(events)
+        self._counters.total = self.follower.state.ledger.total
+        for event in events:
+            count += 1
+            self._counters.apply(event)
+            self._tree_log.apply(event, count)
+        return self.follower.count != before
+
+    def make(self, wanted: Wanted) -> Views:
+        """The views of one moment.
+
+        Raises:
+            BadRequest: no such view, or no such event is remembered.
+        """
+        wanted.check()
+        follower = self.follower
+        past = follower.at(wanted.at)
+        now = moment(past.engine, past.count, follower.t0)
+        dropped = self._rec.dropped if not self._rec.is_live else follower.lost + follower.state.dropped
+        made: dict[str, object] = {}
+        if "dashboard" in wanted.what:
+            made["dashboard"] = dashboard(now, follower.state, self._counters, follower.t0, dropped)
+        if "kv" in wanted.what:
+            made["kv"] = kv_map(now, past.pages, past.engine.ledger)
+        if "tree" in wanted.what:
+            made["tree"] = tree_view(now, self._tree_log, wanted.node, follower.t0, self._decode)
+        if "journey" in wanted.what:
+            made["journey"] = self._journey_of(wanted.rid)
+        return Views(
+            seq=past.count,
+            newest=follower.count,
+            oldest=follower.oldest,
+            t_ms=now.t_ms,
+            iteration=now.iteration,
+            source=self._rec.source,
+            live=self._rec.is_live,
+            **made,  # type: ignore[arg-type]
+        )
+
+    def _journey_of(self, rid: str) -> JourneyView:
+        """Kept while the request is over, and for a second while it lives."""
+        rids = ranked(self.follower.state.requests)
+        if self._default not in rids:  # it stays the same while one reads
+            self._default = rids[0] if rids else ""
+        rid = rid or self._default
+        kept, clock = self._journey, time.monotonic()
+        if kept is None or kept[0] != rid or (not kept[2].done and clock - kept[1] > JOURNEY_EVERY_S):
+            kept = self._journey = (rid, clock, journey_view(self._rec, rid))
+        return msgspec.structs.replace(kept[2], rids=tuple(rids))
+
+
+def _start(rec: Recording) -> State:
+    """An empty state of the size that the recording's header tells."""
+    state = State()
+    if rec.header.configured is not None:
+        state.engine.configured = rec.header.configured
+        state.ledger.configure(rec.header.configured)
+    return state
