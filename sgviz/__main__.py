@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS[arguments[0]][0]
         )  # takes a second: Ctrl-C may come here too
         code: int = command.main(arguments[1:])
+        sys.stdout.flush()
         return code
     except SgvizError as error:
         print(f"sgviz {arguments[0]}: {error}", file=sys.stderr)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,12 @@ def test_a_cut_file_is_read_as_far_as_it_goes(path: Path, capsys: pytest.Capture
     path.write_bytes(path.read_bytes()[:-3])
     assert main(["explain", str(path)]) == 0
     assert "no whole event" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sgviz", "explain", str(path)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
