@@ -75,9 +75,9 @@ class ConfigError(BadRequest):
     """A setting has a value that is not allowed."""
 
 
-def suggest(name: str, allowed: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest allowed name, or an empty string."""
-    near = difflib.get_close_matches(name, list(allowed), n=1)
+def suggest(name: object, allowed: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest allowed name, or an empty string; `name` may be no string at all."""
+    near = difflib.get_close_matches(str(name), list(allowed), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

@@ -163,7 +163,10 @@ def _show(console: Console, rid: str, recording: Recording, out: Path) -> None:
 
 
 def _as_json(reply: str, rid: str, recording: Recording, out: Path) -> dict[str, Any]:
-    """The whole as one object; times in ms, `t_ms` and `start_ms` since the request arrived."""
+    """The whole as one object; times in ms, `t_ms` and `start_ms` since the request arrived.
+
+    `total_ms` is end to end, the sum of the stages; `e2e_ms` ends in the engine, as in `Recording.requests`.
+    """
     stats = recording.time_stats(rid)
     return {
         "reply": reply,
@@ -177,7 +180,8 @@ def _as_json(reply: str, rid: str, recording: Recording, out: Path) -> dict[str,
             }
             for stage in recording.stages(rid)
         ],
-        "e2e_ms": (stats.response_sent - stats.created) / NS_PER_MS,
+        "total_ms": (stats.response_sent - stats.created) / NS_PER_MS,
+        "e2e_ms": (stats.finished - stats.created) / NS_PER_MS,
         "iterations": json.loads(recording.iterations.to_json(orient="records")),
         "dropped_events": recording.dropped,
         "recording": str(out / RECORDING),

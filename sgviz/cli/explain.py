@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sgviz.cli.recorded import add_run, opened, parser
 from sgviz.recording import Recording
+from sgviz.recording.explanation import plain_ms
 
 MOST = 20
 
@@ -14,17 +15,26 @@ MOST = 20
 def main(argv: Sequence[str]) -> int:
     made = parser("explain", "Say where the time of a request went, and what it waited for.")
     add_run(made)
-    made.add_argument("rid", metavar="RID", nargs="?", help="the request; without it, the slowest are listed")
+    made.add_argument(
+        "rid",
+        metavar="RID",
+        nargs="?",
+        help="the request, or the beginning or end of its name; without it, the slowest are listed",
+    )
     made.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
     made.add_argument(
-        "--at", type=float, metavar="MS", help="instead: why each waiting request did not run then"
+        "--at",
+        type=float,
+        metavar="MS",
+        help="instead: why each waiting request did not run then, in ms since the first request arrived, as in figures",
     )
     args = made.parse_args(argv)
     rec = opened(args.run)
     if args.at is not None:
-        table = rec.why_not_running(args.at)
-        print("nobody waited then" if table.empty else table.to_string(index=False))
+        print("\n".join(_waiting(rec, args.at)))
         return 0
+    if args.rid is None and len(rec.rids) == 1:
+        args.rid = rec.rids[0]
     if args.rid is None:
         _list(rec)
         print(rec.cost_words)
@@ -39,11 +49,25 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _waiting(rec: Recording, at_ms: float) -> Iterator[str]:
+    """A line a request that waits `at_ms` after the first arrival: since when, the cause, and its words below."""
+    arrivals = rec.requests.arrival_ms.dropna()
+    table = rec.why_not_running(at_ms + (float(arrivals.min()) if len(arrivals) else 0.0))
+    if table.empty:
+        yield "nobody waited then"
+    for row in table.itertuples():
+        waited = (
+            f"waits for {plain_ms(round(row.waited_ms * 1e6))}" if row.waited_ms == row.waited_ms else "waits"
+        )
+        yield f"{row.position + 1:>4}. {row.rid} {waited}: {row.cause}"
+        yield f"      {row.detail}"
+
+
 def _list(rec: Recording) -> None:
     """The slowest requests with what most of their time went into."""
     slowest = rec.waits.sort_values("total_ms", ascending=False).rid.head(MOST)
     for rid in slowest:
         explanation = rec.explain(rid)
         causes = list(explanation.by_cause().items())[:3]
-        words = ", ".join(f"{cause} {ns / 1e6:,.1f}" for cause, ns in causes)
+        words = ", ".join(f"{cause} {plain_ms(ns)}" for cause, ns in causes)
         print(f"{rid}  {explanation.total_ns / 1e6:,.3f} ms: {words}")

@@ -7,6 +7,7 @@ Imports: torch.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,8 +42,7 @@ class _Float32Linear(nn.Module):
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
         self.bias = bias
-        self.in_pairs = False
-        self.in_pairs = _alone_differs(self, weight.shape[1])
+        self.in_pairs = _alone_differs(weight.shape[1], weight.shape[0])
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.repeat(2, 1) if self.in_pairs and x.shape[0] == 1 else x
@@ -67,8 +67,7 @@ class _Float32Gate(nn.Module):
         self.up = torch.ops.mkldnn._reorder_linear_weight(up.contiguous(), PACK_ROWS_HINT)
         self.gate_bias = None if bias is None else bias[: len(gate)]
         self.up_bias = None if bias is None else bias[len(gate) :]
-        self.in_pairs = False
-        self.in_pairs = _alone_differs(self, weight.shape[1])
+        self.in_pairs = _alone_differs(gate.shape[1], gate.shape[0])
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.repeat(2, 1) if self.in_pairs and x.shape[0] == 1 else x
@@ -169,10 +168,17 @@ def quantize_rows(weight: Tensor) -> Tensor:
         return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
 
 
-def _alone_differs(module: PackedGate, in_features: int) -> bool:
+@functools.cache  # a fact of this CPU and the shape; a model has thirty layers of the same five shapes
+def _alone_differs(in_features: int, out_features: int) -> bool:
     """oneDNN has a kernel of its own for a single row; with long rows it adds in another order."""
-    x = torch.rand(2, in_features, generator=torch.Generator().manual_seed(0))
-    return not torch.equal(module.forward(x)[:1], module.forward(x[:1]))
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(out_features, in_features, generator=generator)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
+    x = torch.rand(2, in_features, generator=generator)
+    both, alone = (
+        torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "") for rows in (x, x[:1])
+    )
+    return not torch.equal(both[:1], alone)
 
 
 def _scripted(module: nn.Module) -> PackedLinear:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from sgviz.events.schema import AdmitRefused, Event, LoopIdle, Reason, RequestAborted
-from sgviz.recording.explanation import Cause, Explanation, Part
+from sgviz.recording.explanation import Cause, Explanation, Part, counted
 from sgviz.recording.fold import BatchState, State
 from sgviz.recording.queue_words import joined, queue_part
 from sgviz.recording.requests import RequestState
@@ -27,6 +27,7 @@ HOST = {
     Doing.PROCESS: Cause.PROCESSING,
     Doing.HANDOVER: Cause.HANDOVER,
 }
+BAD, CLIENT_GONE = 400, 499  # statuses: an error from here on; the client was found gone
 NAMED = 5  # requests named in a detail; the rest is counted
 
 
@@ -61,7 +62,8 @@ class Explainer:
         life = self._life_of(request)
         start, end = _bounds(request, life, self._t_end)
         parts = list(_whole(self._parts(request, life, start, end), start, end))
-        return Explanation(request.rid, end - start, tuple(parts), done=_is_done(request, life))
+        done, refused = _is_done(request, life), self._refusal_words(request, life)
+        return Explanation(request.rid, end - start, tuple(parts), done=done, refused=refused)
 
     def waiting_part(self, request: RequestState, t: int) -> tuple[int, Part] | None:
         """Since when `request` waits in the queue at `t`, and what for; None when it does not."""
@@ -114,11 +116,20 @@ class Explainer:
             if body.where == "intake" or here:
                 return t, Cause.TOKENIZE if here else Cause.INBOX, body.why
         sends = self.standings.sends.get(_plain(life.rid), ())
-        told = next((t for t in sends if _within(t, life)), 0)
+        status = life.status or 0
+        told = next((t for t in sends if _within(t, life)), life.stats.response_sent if status >= BAD else 0)
         taken = life.stats.api_server_dispatch or life.stats.scheduler_recv or life.children
-        if told and not taken:
-            return told, Cause.CONVERT, "serving refused it"
+        if told and not taken and status != CLIENT_GONE:
+            return told, Cause.CONVERT, "serving refused it" + (f" with status {status}" if status else "")
         return None
+
+    def _refusal_words(self, request: RequestState, life: RequestState) -> str:
+        """`refused with status 400: why`, or an empty string for a request that was taken."""
+        found = self._refused(life)
+        if found is None:
+            return ""
+        why = next((body.why for _, body in self._aborts(life)), "serving did not accept what it asks")
+        return "refused" + (f" with status {request.status}" if request.status else "") + f": {why}"
 
     def _busy_with(self, start: int, end: int) -> tuple[tuple[str, ...], str]:
         """What kept the scheduler from its inbox."""
@@ -126,8 +137,11 @@ class Explainer:
         ran = bids[doing > Doing.NOTHING]
         if not len(ran):
             return (), "the scheduler was idle"
-        batch = self._state.batches.get(int(ran[0]))
-        return (batch.plan.rids if batch else ()), f"the scheduler was busy with batch #{int(ran[0])}"
+        known = (self._state.batches.get(bid) for bid in ran.tolist())
+        batch = next((batch for batch in known if batch is not None and batch.planned < end), None)
+        if batch is None:  # its next turn had begun, in which it takes in messages before it plans
+            return (), "the scheduler was beginning its turn"
+        return batch.plan.rids, f"the scheduler was busy with batch #{batch.plan.bid}"
 
     # ------------------------------------------------------------ in the scheduler
 
@@ -150,17 +164,31 @@ class Explainer:
         if stay.planned_in == stay.iteration and not stay.retracted:
             yield Part(start, end - start, Cause.PLANNING, (), "taken by the first plan after it came")
             return
+        taken = min(max(start, self._turn_of(stay)), end) if stay.planned_in and not stay.retracted else end
+        yield from joined(self._waits(rid, stay, start, taken))
+        if taken < end:
+            yield Part(taken, end - taken, Cause.PLANNING, (), "the plan of this turn takes it", stay.bid)
+
+    def _turn_of(self, stay: Stay) -> int:
+        """When the turn began that took it; without a stamp of that, when it was taken."""
+        batch = self._state.batches.get(stay.bid)
+        return (batch.turn if batch else 0) or stay.admitted or stay.end
+
+    def _waits(self, rid: str, stay: Stay, start: int, end: int) -> Iterator[Part]:
+        """One part a stop of planning; one from after its own admission says nothing of it."""
+        if end <= start:
+            return
         stops = self.standings.stops_of(stay, end)
-        parts = []
+        if stay.end and stay.admitted:
+            stops = [stop for stop in stops if stop.t < stay.admitted]
         if not stops or stops[0].t > start:
             first = min(stops[0].t, end) if stops else end
-            parts.append(queue_part(rid, stay, None, start, first))
+            yield queue_part(rid, stay, None, start, first)
         for at, stop in enumerate(stops):
             until = min(stops[at + 1].t, end) if at + 1 < len(stops) else end
             begin = max(stop.t, start)
             if until > begin:
-                parts.append(queue_part(rid, stay, stop, begin, until))
-        yield from joined(parts)
+                yield queue_part(rid, stay, stop, begin, until)
 
     def _running(self, life: RequestState, stay: Stay, start: int, end: int) -> Iterator[Part]:
         """From the plan that took it until it ends or is retracted: device and scheduler by turns."""
@@ -255,7 +283,13 @@ class Explainer:
         first = sends[0] if sends else end
         yield Part(last, first - last, Cause.RESPOND)
         if end > first:
-            yield Part(first, end - first, Cause.CLIENT, (), f"{len(sends)} chunks handed over after the end")
+            yield Part(
+                first,
+                end - first,
+                Cause.CLIENT,
+                (),
+                f"{counted(len(sends), 'chunk')} handed over after the end",
+            )
 
     def _siblings_done(self, request: RequestState) -> tuple[int, str]:
         """When the last of the requests that share its answer was done, and which ("": it is alone)."""
@@ -325,8 +359,7 @@ def _of_prompt(life: RequestState, end: int) -> str:
 
 def _batch_words(batch: BatchState) -> str:
     plan = batch.plan
-    members = "1 request" if len(plan.rids) == 1 else f"{len(plan.rids)} requests"
-    return f"batch #{plan.bid}, {plan.mode}, {members}: {_named(plan.rids)}"
+    return f"batch #{plan.bid}, {plan.mode}, {counted(len(plan.rids), 'request')}: {_named(plan.rids)}"
 
 
 def _others_words(batch: BatchState) -> tuple[tuple[str, ...], str]:
@@ -336,7 +369,10 @@ def _others_words(batch: BatchState) -> tuple[tuple[str, ...], str]:
         return plan.rids, f"without it: {_batch_words(batch)}"
     prompts = tuple(rid for rid, extend in zip(plan.rids, plan.extend_lens) if extend > 1) or plan.rids
     tokens = sum(plan.extend_lens)
-    return prompts, f"batch #{plan.bid} computes prompts ({tokens} new tokens) of {_named(prompts)}"
+    return (
+        prompts,
+        f"batch #{plan.bid} computes prompts ({counted(tokens, 'new token')}) of {_named(prompts)}",
+    )
 
 
 def _named(rids: Sequence[str]) -> str:
@@ -356,7 +392,7 @@ def _overlaid(parts: Iterable[Part], refusals: Sequence[tuple[int, AdmitRefused]
             yield part
             continue
         holders = tuple(rid for rid, _ in current.holders)
-        detail = f"the next piece of its prompt needs {current.need}, there are {current.have}"
+        detail = f"the next piece of its prompt needs {current.need:,}, there are {current.have:,}"
         yield Part(part.start_ns, part.duration_ns, Cause(current.reason.value), holders, detail, part.bid)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from sgviz.recording.explanation import MEANINGS, Explanation, Part
+from sgviz.recording.explanation import MEANINGS, Explanation, Part, counted
 
 SHOWN = 40  # stretches in full; of more, the longest
 
@@ -14,6 +14,8 @@ def explanation_text(explanation: Explanation, width: int = 110) -> str:
     total = explanation.total_ns
     state = "" if explanation.done else " so far (it was still under way)"
     lines = [f"{explanation.rid} took {_ms(total)}{state}:"]
+    if explanation.refused:
+        lines.append(f"  {explanation.refused}")
     for cause, ns in explanation.by_cause().items():
         lines.append(f"  {_ms(ns):>12}  {_share(ns, total):>6}  {cause:<22} {MEANINGS[cause]}")
     lines += ["", "In order (ms since its arrival):"]
@@ -25,7 +27,7 @@ def explanation_text(explanation: Explanation, width: int = 110) -> str:
     hidden = len(stretches) - len(shown)
     if hidden:
         spent = sum(part.duration_ns for part in stretches if id(part) not in shown)
-        lines.append(f"  ({hidden} shorter stretches, {_ms(spent)} together, are left out)")
+        lines.append(f"  ({counted(hidden, 'shorter stretch', 'es')}, {_ms(spent)} together, left out)")
     return "\n".join(lines)
 
 

@@ -130,13 +130,14 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 class Explanation:
     """Where the time of `rid` went: `parts` from its arrival to its last byte, without gap or overlap.
 
-    `total_ns` is their sum. `done` is False when the request was still under way at the end of the recording.
+    `total_ns` is their sum. `refused` says why it was not taken (empty: it was). `done` is False when the request was still under way at the end of the recording.
     """
 
     rid: str
     total_ns: int
     parts: tuple[Part, ...]
     done: bool = True
+    refused: str = ""
 
     @property
     def start_ns(self) -> int:
@@ -175,6 +176,18 @@ class Explanation:
         return self.text()
 
 
+def counted(count: int, what: str, plural: str = "s") -> str:
+    """`1 decode step`, `1,200 decode steps`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}{plural}"
+
+
+def plain_ms(ns: int) -> str:
+    """Milliseconds to three digits or more, never with an exponent: `3,260 ms`, `12.3 ms`, `0.012 ms`."""
+    ms = ns / 1e6
+    digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 1 else 3
+    return f"{ms:,.{digits}f} ms"
+
+
 def _joined(parts: Iterable[Part]) -> Iterable[Part]:
     run: list[Part] = []
     for part in parts:
@@ -197,8 +210,8 @@ def _stretch(run: list[Part]) -> Iterable[Part]:
     largest = max(sums, key=lambda cause: sums[cause])
     steps = len({part.bid for part in run if part.cause in (Cause.DECODE, Cause.DECODE_BESIDE_PREFILL)})
     spent = ", ".join(
-        f"{cause} {ns / 1e6:.3g} ms" for cause, ns in sorted(sums.items(), key=lambda item: -item[1])
+        f"{cause} {plain_ms(ns)}" for cause, ns in sorted(sums.items(), key=lambda item: -item[1])
     )
     total = sum(sums.values())
-    detail = f"{steps} decode steps: {spent}" if steps else spent
+    detail = f"{counted(steps, 'decode step')}: {spent}" if steps else spent
     yield Part(run[0].start_ns, total, largest, run[0].blockers if not steps else (), detail)

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sgviz.recording.explanation import Cause, Part
+from sgviz.recording.explanation import Cause, Part, counted
 from sgviz.recording.standings import Stay, Stop
 
 
 def queue_part(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) -> Part:
     """The wait of `rid` from `start` to `end` while `stop` is the last word of planning (None: no word yet)."""
     if stay.retracted is not None:
-        return _after_retraction(stay, stop, start, end)
+        return _after_retraction(rid, stay, stop, start, end)
     if stop is None:
         return Part(start, end - start, Cause.PLANNING, (), "nothing was refused; the next plan decides")
     ahead = _overtakers(rid, stay, stop)
     if ahead:
-        detail = f"the policy put {_names(ahead)} first, which came later; {stop.words}"
+        detail = f"the policy put {_names(ahead)} first, which came later; {stop.reason}: {stop.words}"
         return Part(start, end - start, Cause.POLICY_ORDER, ahead, detail)
     if stop.head == rid:
-        return Part(start, end - start, Cause(stop.reason.value), holder_rids(stop), stop.words)
-    detail = f"behind {stop.head}: {stop.words}"
+        return Part(start, end - start, Cause(stop.reason.value), _others(rid, holder_rids(stop)), stop.words)
+    detail = f"behind {stop.head}: {stop.reason}: {stop.words}"
     return Part(start, end - start, Cause.HEAD_OF_LINE, (stop.head,), detail)
+
+
+def _others(rid: str, rids: tuple[str, ...]) -> tuple[str, ...]:
+    """Nobody waits for himself."""
+    return tuple(other for other in rids if other != rid)
 
 
 def holder_rids(stop: Stop) -> tuple[str, ...]:
@@ -33,7 +38,9 @@ def holder_rids(stop: Stop) -> tuple[str, ...]:
 
 def _overtakers(rid: str, stay: Stay, stop: Stop) -> tuple[str, ...]:
     """Requests that came later and were taken in the same plan, or stand before it."""
-    if stop.latest <= stay.number or stop.t < stay.start:  # a word from before it came is no order against it
+    if (
+        not stop.sorted or stop.latest <= stay.number or stop.t < stay.start
+    ):  # from before it came: not against it
         return ()
     later = [other for other, number in zip(stop.admitted, stop.numbers) if number > stay.number]
     if stop.head != rid and stop.number > stay.number:
@@ -41,16 +48,17 @@ def _overtakers(rid: str, stay: Stay, stop: Stop) -> tuple[str, ...]:
     return tuple(later)
 
 
-def _after_retraction(stay: Stay, stop: Stop | None, start: int, end: int) -> Part:
+def _after_retraction(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) -> Part:
     told = stay.retracted
     assert told is not None
     detail = (
-        f"memory ran out while decoding ({told.need} KV tokens needed, {told.have} to be had): it gave up its KV "
-        f"after {told.output_tokens} output tokens"
+        f"memory ran out while decoding ({told.need:,} KV tokens needed, {told.have:,} to be had): it gave up its KV "
+        f"after {counted(told.output_tokens, 'output token')}"
     )
     if stop is not None and stop.t >= stay.start:
-        detail += f"; {stop.words}"
-        return Part(start, end - start, Cause.RETRACTION, holder_rids(stop) or _survivors(stay), detail)
+        detail += f"; {stop.reason}: {stop.words}"
+        holders = _others(rid, holder_rids(stop)) or _survivors(stay)
+        return Part(start, end - start, Cause.RETRACTION, holders, detail)
     return Part(start, end - start, Cause.RETRACTION, _survivors(stay), detail)
 
 

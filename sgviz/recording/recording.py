@@ -9,7 +9,7 @@ Imports: events, errors, recording, pandas.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -30,6 +30,8 @@ from sgviz.recording.requests import RequestState
 from sgviz.recording.source import Source
 from sgviz.recording.store import Progress, read
 from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
+
+LISTED = 8  # requests named when several are meant
 
 
 def load(path: str | os.PathLike[str], progress: Progress | None = None) -> Recording:
@@ -65,15 +67,27 @@ class Recording(Source):
     def request(self, rid: str) -> RequestState:
         """The folded request.
 
+        Args:
+            rid: the whole of it, or a beginning or end that only one request has (figures show `…4c6f108b6440f`).
+
         Raises:
-            NotFound: the recording has no such rid.
+            NotFound: the recording has no such rid, or several.
         """
         self.refresh()
-        found = self._requests().get(rid) or self._state.requests.probes.get(rid)
-        if found is None:
-            known = self._requests()
-            raise NotFound(f"no request {rid!r} among the {len(known)} recorded{suggest(rid, known)}")
-        return found
+        known = self._requests()
+        found = known.get(rid) or self._state.requests.probes.get(rid)
+        if found is not None:
+            return found
+        fitting = _fitting(rid, known)
+        if len(fitting) == 1:
+            return known[fitting[0]]
+        if fitting:
+            listed = ", ".join(fitting[:LISTED]) + (" and others" if len(fitting) > LISTED else "")
+            raise NotFound(
+                f"{rid!r} is part of the names of {len(fitting)} requests: {listed}; write more of it"
+            )
+        hint = suggest(rid, known) if isinstance(rid, str) else "; a request is named by its rid, a string"
+        raise NotFound(f"no request {rid!r} among the {len(known)} recorded{hint}")
 
     # ------------------------------------------------------------ tables
 
@@ -136,8 +150,8 @@ class Recording(Source):
 
     def events_of(self, rid: str) -> pd.DataFrame:
         """The rows of `events` that name the request, as their subject or among others."""
-        self.request(rid)
-        chosen = [event for event in self._events if _names(event, rid)]
+        name = self.request(rid).rid
+        chosen = [event for event in self._events if _names(event, name)]
         return tables.events_table(chosen, (), self.t0)
 
     # ------------------------------------------------------------ one request
@@ -234,6 +248,15 @@ class Recording(Source):
         if name not in self._tables:
             self._tables[name] = build()
         return self._tables[name].copy()
+
+
+def _fitting(part: object, known: Mapping[str, RequestState]) -> list[str]:
+    """The rids that begin or end with `part`; samples and prompts of one that does are meant with it."""
+    text = part.removeprefix("…") if isinstance(part, str) else ""
+    if not text:
+        return []
+    fitting = [rid for rid in known if rid.startswith(text) or rid.endswith(text)]
+    return [rid for rid in fitting if known[rid].parent not in fitting]
 
 
 def _names(event: Event, rid: str) -> bool:

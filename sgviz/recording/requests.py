@@ -165,6 +165,8 @@ class Requests:
     def converted(self, event: Event, body: RequestConverted) -> None:
         state = self.begin(body.rid, event.t)
         state.stats.tokenize_start = state.stats.tokenize_start or event.t
+        if body.prompt_kind == "input_ids" and state.prompt_tokens is None:
+            state.prompt_tokens = body.size
         state.mark(event)
 
     def tokenized(self, event: Event, body: RequestTokenized) -> None:
@@ -188,7 +190,7 @@ class Requests:
         state = self.of(body.rid)
         state.stats.finished = event.t
         state.finish_reason, state.matched = body.reason, body.matched
-        state.prompt_tokens = body.prompt_tokens
+        state.prompt_tokens = body.prompt_tokens or state.prompt_tokens  # 0: refused before they were counted
         state.completion_tokens = body.completion_tokens
         state.cached_tokens = body.cached_tokens
         self._end(state, event.t)

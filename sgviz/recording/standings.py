@@ -23,6 +23,7 @@ from sgviz.events.schema import (
     EngineConfigured,
     Event,
     QueueEntered,
+    QueueSorted,
     Reason,
     RequestAborted,
     RequestRetracted,
@@ -47,7 +48,8 @@ class Stop:
 
     `need`/`have` in the unit of the reason, -1 where no event says it. `holders`: who has the scarce thing.
     `admitted`: who was taken in the same plan, in order, and `numbers` the arrivals in the queue they were.
-    `number` is that of the head; `latest` the largest of all these. `words` says it in short.
+    `number` is that of the head; `latest` the largest of all these. `words` says it in short. `sorted`: a policy
+    other than fcfs has moved somebody of this queue.
     """
 
     t: int
@@ -60,6 +62,7 @@ class Stop:
     numbers: tuple[int, ...]
     number: int
     words: str
+    sorted: bool = False
 
     @property
     def latest(self) -> int:
@@ -70,8 +73,9 @@ class Stop:
 class Stay:
     """One stay in the queue: `start` to `end` (0: still there); `number` counts all arrivals in the queue.
 
-    `iteration` and `planned_in`: turns of the loop in which it came and was taken (0: not). `retracted`: the
-    event that sent it back, at `retracted_at`. `survivors`: who ran on then.
+    A retracted request keeps the number it had. `iteration` and `planned_in`: turns of the loop in which it came
+    and was taken (0: not), at `admitted` into batch `bid`. `retracted`: the event that sent it back, at
+    `retracted_at`. `survivors`: who ran on then.
     """
 
     start: int
@@ -79,6 +83,8 @@ class Stay:
     iteration: int
     end: int = 0
     planned_in: int = 0
+    admitted: int = 0
+    bid: int = 0
     retracted: RequestRetracted | None = None
     retracted_at: int = 0
     survivors: Holders = ()
@@ -108,6 +114,7 @@ class Standings:
     _retracted: dict[str, tuple[int, RequestRetracted]] = field(default_factory=dict)
     _most_running: int = -1
     _count: int = 0
+    _sorted: bool = False
 
     def stops_of(self, stay: Stay, until: int) -> list[Stop]:
         """The stops that hold during a stay: the one in force when it began, and all later ones."""
@@ -134,11 +141,17 @@ class Standings:
         stay = Stay(event.t, self._count, event.iteration)
         if body.again and body.rid in self._retracted:
             stay.retracted_at, stay.retracted = self._retracted.pop(body.rid)
+            stay.number = self._number(body.rid) or stay.number
             stay.survivors = tuple((rid, 1) for rid in self._running)[:MOST_HOLDERS]
         self.stays.setdefault(body.rid, []).append(stay)
         self._waiting[body.rid] = stay
 
+    def _on_sorted(self, event: Event, body: QueueSorted) -> None:
+        self._sorted = body.policy != "fcfs"
+
     def _on_admitted(self, event: Event, body: AdmitOk) -> None:
+        if (stay := self._waiting.get(body.rid)) is not None:
+            stay.admitted = event.t
         self._admitted.append(body)
         if body.chunked:
             self._chunked = body.rid
@@ -164,7 +177,7 @@ class Standings:
         self.stops.append(
             Stop(
                 event.t, body.rid, body.reason, need, have, holders, admitted, numbers, self._number(body.rid),
-                words,
+                words, self._sorted,
             )
         )  # fmt: skip
         self._refused = None
@@ -189,7 +202,7 @@ class Standings:
         for rid in body.rids:
             stay = self._waiting.pop(rid, None)
             if stay is not None:
-                stay.end, stay.planned_in = event.t, event.iteration
+                stay.end, stay.planned_in, stay.bid = event.t, event.iteration, body.bid
             self._running[rid] = None
         self._note_empty(event.t)
 
@@ -215,6 +228,7 @@ class Standings:
     def _note_empty(self, t: int) -> None:
         if not self._waiting:
             self.ends.append(t)
+            self._sorted = False
 
     def _on_chunk(self, event: Event, body: ChunkSent) -> None:
         self.sends.setdefault(body.rid, []).append(event.t)
@@ -224,6 +238,7 @@ class Standings:
         handlers: dict[type, Callable[[Event, Any], None]] = {
             EngineConfigured: self._on_configured,
             QueueEntered: self._on_entered,
+            QueueSorted: self._on_sorted,
             AdmitOk: self._on_admitted,
             AdmitRefused: self._on_refused,
             ScanStopped: self._on_stopped,
@@ -242,15 +257,15 @@ class Standings:
 
 
 def budget_words(reason: Reason, need: int, have: int, holders: Holders) -> str:
-    """What was short: `kv: needs 120 KV tokens, 80 to be had; held by r1 (64), r2 (32)`."""
+    """What was short: `needs 120 KV tokens, 80 to be had; held by r1 (64), r2 (32)`."""
     unit = UNITS.get(reason, "")
-    held = ", ".join(f"{rid} ({amount})" for rid, amount in holders)
-    numbers = f"needs {need} {unit}, {have} to be had"
+    held = ", ".join(f"{rid} ({amount:,})" for rid, amount in holders)
+    numbers = f"needs {need:,} {unit}, {have:,} to be had"
     if need < 0 or (need == 1 and have <= 0):
         numbers = f"no {unit} left"
     if reason is Reason.RUNNING_SLOTS:
         numbers = f"{need} would run, {have} may" if have >= 0 else "all running slots taken"
-    return f"{reason}: {numbers}" + (f"; held by {held}" if held else "")
+    return numbers + (f"; held by {held}" if held else "")
 
 
 def _time(stop: Stop) -> int:

@@ -93,8 +93,8 @@ def requests_table(requests: Iterable[RequestState], t0: int, explainer: Explain
     """One row a request, in the order of arrival.
 
     `ttft_ms`: to the first token (streamed: at the tokenizer manager; else where the scheduler had it).
-    `e2e_ms`: until the tokenizer manager was done; `total_ms`: until the last stamp, the sum of the
-    stages. `queue_ms`: all stays in the waiting queue. `tpot_ms`: a token after the first. `batches`:
+    `total_ms` is end to end, until the last byte was handed over, and the sum of the stages; `e2e_ms` is the engine's
+    latency, until the tokenizer manager was done, before HTTP had its part. `queue_ms`: all stays in the waiting queue. `tpot_ms`: a token after the first. `batches`:
     the bids it ran in. `parent`: the request it is a sample or prompt of; such a parent has a row with
     sizes missing. `wait_<cause>_ms`: the part of `queue_ms` that each cause has.
     """

@@ -40,7 +40,7 @@ def latency_figure(rec: Recording, *, look: str = "light") -> Figure:
     series = (
         ("time to first token", requests.ttft_ms.dropna().to_numpy(dtype=np.float64), "prefill", "-"),
         ("between two tokens", inter_token_ms(rec), "decode", "--"),
-        ("end to end", requests.e2e_ms.dropna().to_numpy(dtype=np.float64), "output", ":"),
+        ("end to end", requests.total_ms[requests.e2e_ms.notna()].to_numpy(dtype=np.float64), "output", ":"),
     )
     if not any(len(values) for _, values, *_ in series):
         return nothing(rec, "no token has arrived yet", colours)

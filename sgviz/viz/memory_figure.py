@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -18,6 +19,7 @@ from sgviz.viz.frame import label, legend, nothing, panels, plain, short, thousa
 from sgviz.viz.style import Theme, theme
 
 MOST_OWNERS = 12
+NEAR_FULL = 0.6  # of the pool in use: then its size is shown too
 MOST_LEAVES = 60
 LOCKED, UNLOCKED = "(tree, locked)", "(tree, unlocked)"
 
@@ -28,6 +30,8 @@ def kv_figure(rec: Recording, *, look: str = "light") -> Figure:
     table = rec.kv_owners
     if table.empty:
         return nothing(rec, "no memory events in this recording yet", colours)
+    origin = _first_arrival_ms(rec)
+    table = table.assign(t_ms=table.t_ms - origin)
     wide = table.pivot_table(index="t_ms", columns="owner", values="tokens", aggfunc="last", fill_value=0)
     tree = [name for name in (LOCKED, UNLOCKED) if name in wide]
     owners = wide.drop(columns=tree).sum().sort_values(ascending=False).index
@@ -46,16 +50,35 @@ def kv_figure(rec: Recording, *, look: str = "light") -> Figure:
     for number, stack in enumerate(stacks):
         stack.set_hatch(["", "//", "..", "\\\\", "xx"][number % 5])
     total = rec.fold().state.ledger.total
-    ax.axhline(total, color=colours.muted, linewidth=0.8, linestyle="--")
+    _fit(ax, wide, total, colours)
     handles = [
         Patch(facecolor=paint, hatch=stack.get_hatch(), label=name)
         for paint, stack, name in zip(paints, stacks, labels)
     ]
     legend(ax, handles[::-1], colours)
     thousands(ax)
-    label(ax, colours, x="time since the first event (ms)", y="KV tokens")
+    label(ax, colours, x="time since the first request arrived (ms)", y="KV tokens")
     title(figure, ax, f"KV memory by owner, of {total:,} tokens", rec, colours)
     return figure
+
+
+def _first_arrival_ms(rec: Recording) -> float:
+    """Since the first event; 0 without any request."""
+    starts = [phases[0].start for rid in rec.rids if (phases := rec.request(rid).phases)]
+    return (min(starts) - rec.t0) / 1e6 if starts else 0.0
+
+
+def _fit(ax: Axes, wide: pd.DataFrame, total: int, colours: Theme) -> None:
+    """From the first arrival on, and as high as what was used; the pool's size is drawn where it is in sight."""
+    most = float(wide.sum(axis=1).max())
+    top = min(total, most * 1.08) if total else most * 1.08
+    if total and most > NEAR_FULL * total:
+        top = total * 1.04
+        ax.axhline(total, color=colours.muted, linewidth=0.8, linestyle="--")
+    ax.set_ylim(0, max(top, 1))
+    last = float(wide.index.max())
+    if last > 0:
+        ax.set_xlim(0, last)
 
 
 def _shade(colours: Theme, number: int, count: int) -> tuple[float, float, float]:

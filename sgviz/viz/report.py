@@ -27,6 +27,10 @@ from sgviz.viz.waits_figure import waits_figure
 
 SLOWEST = 5
 DPI = 110
+MEASURES = (
+    "End to end is total_ms: from arrival to the last byte, the sum of the stages. e2e_ms is the engine's part of it: "
+    "it stops when the tokenizer manager is done, before the last byte goes out."
+)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76em; margin: 2em auto; padding: 0 1em; color: #1f2530;
        background: #fff; }
@@ -75,23 +79,33 @@ def _image(figure: Figure, words: str) -> str:
 
 def _summary(rec: Recording) -> str:
     requests, tokens = rec.requests, rec.tokens
-    seconds = (rec.t_end - rec.t0) / 1e9
+    seconds = _seconds(rec)
     gaps = inter_token_ms(rec)
+    ended = requests[requests.e2e_ms.notna()]
     rows = [
         ("requests", f"{len(requests):,}"),
         ("output tokens", f"{len(tokens):,}"),
-        ("recorded time", f"{seconds:,.3f} s"),
+        ("first arrival to last end", f"{seconds:,.3f} s"),
         ("output tokens a second", f"{len(tokens) / seconds:,.1f}" if seconds else "-"),
         ("batches", f"{len(rec.iterations):,}"),
         ("retractions", f"{int(requests.retractions.sum()):,}"),
         ("time to first token, median / p99", _pair(requests.ttft_ms.dropna())),
         ("between tokens, median / p99", _pair(pd.Series(gaps))),
-        ("end to end, median / p99", _pair(requests.e2e_ms.dropna())),
+        ("end to end (total_ms), median / p99", _pair(ended.total_ms)),
+        ("in the engine (e2e_ms), median / p99", _pair(requests.e2e_ms.dropna())),
     ]
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows
     )
-    return f"<table>{cells}</table>"
+    return f'<table>{cells}</table><p class="note">{MEASURES}</p>'
+
+
+def _seconds(rec: Recording) -> float:
+    """From the first request's arrival to the last end; a request under way lasts to the end of the recording."""
+    phases = [phases for rid in rec.rids if (phases := rec.request(rid).phases)]
+    if not phases:
+        return 0.0
+    return (max(each[-1].end or rec.t_end for each in phases) - min(each[0].start for each in phases)) / 1e9
 
 
 def _pair(values: pd.Series) -> str:

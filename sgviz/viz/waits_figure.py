@@ -16,6 +16,8 @@ from sgviz.viz.style import theme
 
 MOST_BARS = 200  # more requests are averaged in groups of neighbours
 
+LEGEND_LINE = 0.19  # inches; the legend beside the lower axes is as high as they are at most
+
 
 def waits_figure(rec: Recording, *, look: str = "light") -> Figure:
     """Draw the sums by cause, and a bar a request from the quickest to the slowest."""
@@ -25,7 +27,7 @@ def waits_figure(rec: Recording, *, look: str = "light") -> Figure:
     if table.empty:
         return nothing(rec, "no request has been explained yet", colours)
     causes = [cause for cause in Cause if table[f"{cause}_ms"].sum() > 0]
-    figure, (sums, each) = panels([0.26 * len(causes) + 0.4, 2.4], colours)
+    figure, (sums, each) = panels([0.26 * len(causes) + 0.4, max(2.4, LEGEND_LINE * len(causes))], colours)
     totals = [float(table[f"{cause}_ms"].sum()) for cause in causes]
     for row, (cause, total) in enumerate(zip(causes, totals)):
         sums.barh(row, total, height=0.72, **looks.look(cause, colours))

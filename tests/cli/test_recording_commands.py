@@ -11,7 +11,7 @@ import pytest
 from synthetic import SyntheticRun
 
 from sgviz.__main__ import main
-from sgviz.recording import Recording
+from sgviz.recording import Recording, load
 
 
 @pytest.fixture
@@ -30,6 +30,44 @@ def test_explain_says_what_python_says(path: Path, capsys: pytest.CaptureFixture
     assert len(listed) == 8 and cost.startswith("observing cost")
     assert main(["explain", str(path), "--at", "0"]) == 0
     assert "nobody waited" in capsys.readouterr().out
+
+
+def test_explain_takes_the_end_of_a_rid_and_lists_several(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(path), "…q-003"]) == 0
+    assert capsys.readouterr().out.startswith("req-003 took ")
+    assert main(["explain", str(path), "req-"]) == 1
+    assert "req-001, " in capsys.readouterr().err
+
+
+def test_explain_of_one_request_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "one.sgv"
+    Recording(SyntheticRun(1, seed=1, total=320).events).save(target)
+    assert main(["explain", str(target)]) == 0
+    assert " took " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_explain_at_counts_from_the_first_arrival(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rec = load(path)
+    start = rec.requests.arrival_ms.min()
+    moments = [event.t for event in rec.stamped()]
+    at = next(ms for t in moments if len(rec.why_not_running(ms := (t - rec.t0) / 1e6 + 1e-3)))
+    assert main(["explain", str(path), "--at", str(at - start)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = rec.why_not_running(at)
+    assert len(lines) == 2 * len(table)
+    assert lines[0].split()[:2] == ["1.", table.rid[0]] and lines[0].endswith(f": {table.cause[0]}")
+    assert lines[1].strip() == table.detail[0]
+
+
+def test_parquet_without_its_package_leaves_no_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["export", str(path), "--to", "parquet"]) == 1
+    assert 'pip install -e ".[export]"' in capsys.readouterr().err
+    assert not (path.parent / "run-parquet").exists()
 
 
 def test_diff_compares_two_files(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

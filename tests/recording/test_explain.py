@@ -15,9 +15,21 @@ from workload import Step, crowd
 
 from sgviz.batch.req import Req
 from sgviz.errors import NotFound
-from sgviz.events.schema import Event, OutputStreamed, QueueEntered, RequestAborted
+from sgviz.events.schema import (
+    AdmitOk,
+    BatchPlanned,
+    Body,
+    Event,
+    OutputStreamed,
+    QueueEntered,
+    Reason,
+    RequestAborted,
+    ScanStopped,
+)
 from sgviz.recording import Cause, Explanation, Part, Recording
-from sgviz.recording.explanation import WAITS
+from sgviz.recording.explanation import WAITS, plain_ms
+from sgviz.recording.queue_words import queue_part
+from sgviz.recording.standings import Standings
 from sgviz.scheduler.stops import Stop
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -32,6 +44,13 @@ def seamless(explanation: Explanation) -> None:
     stretches = explanation.stretches()
     assert sum(part.duration_ns for part in stretches) == explanation.total_ns
     assert all(part.end_ns == after.start_ns for part, after in itertools.pairwise(stretches))
+
+
+def _admitted(rid: str) -> AdmitOk:
+    return AdmitOk(
+        rid=rid, extend=4, prefix=0, need=4, have=99, reserved=4, chunked=False, rem_total=90, rem_input=90,
+        rem_chunk=90,
+    )  # fmt: skip
 
 
 def spans(events: list[Event]) -> dict[str, tuple[int, int]]:
@@ -239,6 +258,64 @@ def test_policy_order_names_who_came_later_and_went_first(overlap: bool) -> None
 
 
 @LOOPS
+def test_fcfs_names_no_policy_and_nobody_waits_for_himself(overlap: bool) -> None:
+    """What is taken in a plan that then stops at a later request waited for that plan, not for the later one."""
+    rig = TimedRig(tokens=400, max_running_requests=2, disable_overlap_schedule=not overlap)
+    for number in range(8):
+        rig.submit(range(10 * number, 10 * number + 12), 6 + number, rid=f"r{number}", ignore_eos=True)
+    rig.run()
+    rec = rig.recording()
+    taken = {event.body.rid: event.t for event in rig.events() if isinstance(event.body, AdmitOk)}
+    for rid in rec.rids:
+        explanation = rec.explain(rid)
+        seamless(explanation)
+        causes = {part.cause for part in explanation.parts}
+        assert Cause.POLICY_ORDER not in causes and all(
+            rid not in part.blockers for part in explanation.parts
+        )
+        waits = [part for part in explanation.parts if part.cause in WAITS]
+        assert waits[-1].cause is Cause.PLANNING and waits[-1].end_ns >= taken[rid], explanation.text()
+
+
+def test_a_stop_told_after_the_own_admission_is_no_cause() -> None:
+    """As in a plan whose scan takes a while after it took the request."""
+    standings = Standings()
+    clock = itertools.count(100, 100)
+
+    def tell(iteration: int, body: Body) -> None:
+        t = next(clock)
+        standings.read([Event(seq=t, t=t, component="scheduler", iteration=iteration, body=body)])
+
+    for rid in ("mine", "later"):
+        tell(1, QueueEntered(rid=rid, position=0, prompt_tokens=4, max_new_tokens=4, stream=False))
+    tell(2, _admitted("mine"))
+    tell(2, ScanStopped(rid="later", reason=Reason.RUNNING_SLOTS, behind=0))
+    (stay,), (stop,) = standings.stays["mine"], standings.stops
+    assert stay.admitted < stop.t and not stop.sorted
+    part = queue_part("later", standings.stays["later"][0], stop, stop.t, stop.t + 50)
+    assert part.cause is Cause.RUNNING_SLOTS and part.blockers == ("mine",)
+    assert queue_part("mine", stay, stop, stop.t, stop.t + 50).cause is not Cause.POLICY_ORDER
+
+
+def test_the_inbox_names_only_a_batch_that_was_under_way() -> None:
+    rig = TimedRig(tokens=400)
+    for number in range(6):
+        rig.submit(range(10 * number, 10 * number + 12), 6, rid=f"r{number}", ignore_eos=True)
+        for _ in range(3):
+            rig.stop()
+    rig.run()
+    planned = {f"#{e.body.bid}": e.t for e in rig.events() if isinstance(e.body, BatchPlanned)}
+    rec = rig.recording()
+    explainer = rec.explainer()
+    starts = sorted(planned.values())
+    for start, end in itertools.pairwise(starts):
+        for until in (start + 1, (start + end) // 2, end):
+            _, words = explainer._busy_with(start - 1_000, until)
+            named = [t for bid, t in planned.items() if words.endswith(f"batch {bid}")]
+            assert all(t < until for t in named), words
+
+
+@LOOPS
 def test_retraction_says_when_why_and_who_ran_on(overlap: bool) -> None:
     rig = TimedRig(tokens=96, schedule_conservativeness=0.001, disable_overlap_schedule=not overlap)
     rig.submit(range(30), 45, rid="a")
@@ -333,3 +410,31 @@ def test_an_unknown_rid_is_refused_by_name() -> None:
     rig.run()
     with pytest.raises(NotFound, match="did you mean 'abc'"):
         rig.recording().explain("abd")
+
+
+def test_a_part_of_a_rid_is_enough_when_it_is_one_s() -> None:
+    rig = TimedRig()
+    for rid in ("chat-17af", "chat-28bf"):
+        rig.submit(range(8), 2, rid=rid)
+    rig.run()
+    rec = rig.recording()
+    assert rec.explain("…17af").rid == rec.explain("7af").rid == rec.explain("chat-1").rid == "chat-17af"
+    assert len(rec.events_of("28bf")) == len(rec.events_of("chat-28bf")) > 0
+    for part in ("chat", "f"):
+        with pytest.raises(NotFound, match="chat-17af, chat-28bf"):
+            rec.request(part)
+
+
+@pytest.mark.parametrize("wrong", [0, None, 1.5, "", "…"])
+def test_what_names_no_request_is_not_found(wrong: object) -> None:
+    rig = TimedRig()
+    rig.submit(range(8), 2, rid="abc")
+    rig.run()
+    with pytest.raises(NotFound, match="no request"):
+        rig.recording().journey(wrong)  # type: ignore[arg-type]
+
+
+def test_times_are_written_without_an_exponent() -> None:
+    assert [plain_ms(ns) for ns in (3_260_400_000, 12_340_000, 1_500_000, 12_000)] == [
+        "3,260 ms", "12.3 ms", "1.50 ms", "0.012 ms"
+    ]  # fmt: skip

@@ -59,6 +59,9 @@ def test_what_never_fits_is_named_with_the_numbers(
     limits = served[0].internal_state()
     told, explanation = refused(served, rid=rid, **fields)
     (part,) = [part for part in explanation.parts if part.cause is Cause.NEVER_FITS]
+    assert explanation.refused == f"refused with status 400: {told}"
+    if rid == "long":
+        assert served[0].recording().request(rid).prompt_tokens == len(fields["input_ids"])
     assert part.detail == told and str(len(fields["input_ids"])) in told
     assert limits["max_total_num_tokens"] == POOL and "can never fit" in explanation.text()
 
@@ -70,6 +73,11 @@ def test_what_is_refused_for_another_reason_is_not_called_so(served: tuple[Engin
     ):
         _, explanation = refused(served, rid=rid, **fields)
         assert not [part for part in explanation.parts if part.cause is Cause.NEVER_FITS]
+        assert (
+            explanation.refused.startswith("refused with status 400: ")
+            and explanation.refused in explanation.text()
+        )
+        assert Cause.UNEXPLAINED not in explanation.by_cause()
 
 
 def test_what_fits_alone_is_taken(served: tuple[Engine, str]) -> None:

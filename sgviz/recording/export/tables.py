@@ -21,6 +21,8 @@ def write(rec: Recording, path: Path | str, to: str) -> list[str]:
     """Write every table into the folder `path`, which is made if it is not there."""
     folder = Path(path)
     suffix = "parquet" if to == "parquet" else "csv"
+    if to == "parquet":
+        _need_pyarrow()  # before anything is made on disk
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +48,16 @@ def _write_csv(table: pd.DataFrame, target: Path) -> None:
     table.to_csv(target, index=False)
 
 
-def _write_parquet(table: pd.DataFrame, target: Path) -> None:
+def _need_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise SgvizError('parquet needs pyarrow: pip install "sgviz[export]"') from error
+        raise SgvizError(
+            'parquet needs pyarrow: pip install -e ".[export]" in the project\'s folder'
+        ) from error
+
+
+def _write_parquet(table: pd.DataFrame, target: Path) -> None:
     for name in _tuple_columns(table):
         table[name] = table[name].map(_as_list)
     table.to_parquet(target, index=False, engine="pyarrow")
