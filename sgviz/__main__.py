@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -56,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _reader_left() -> bool:
     """Whether it is standard output that nobody reads any more (`| head`); then the rest goes nowhere."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), select.POLLOUT)
+    if not any(flags & (select.POLLERR | select.POLLHUP) for _, flags in watch.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

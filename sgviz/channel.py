@@ -21,6 +21,8 @@ from sgviz.errors import Unavailable
 from sgviz.events.schema import Event
 
 T = TypeVar("T")
+LONGEST_FOLDER = 70  # of the 107 bytes that a socket's path may have
+SHORT_FOLDER = "/tmp"
 EVENT_HWM = 4096  # batches of events that may wait in a full socket before they are dropped
 
 
@@ -42,6 +44,9 @@ class PortArgs(msgspec.Struct, frozen=True, kw_only=True):
     def for_processes(cls) -> tuple[PortArgs, tempfile.TemporaryDirectory[str]]:
         """Addresses in a fresh private folder; the caller removes the folder after closing the sockets."""
         folder = tempfile.TemporaryDirectory(prefix="sgviz-")
+        if len(folder.name) > LONGEST_FOLDER:  # the kernel's limit for a socket's path
+            folder.cleanup()
+            folder = tempfile.TemporaryDirectory(prefix="sgviz-", dir=SHORT_FOLDER)
         return cls._under(f"ipc://{folder.name}/"), folder
 
     @classmethod

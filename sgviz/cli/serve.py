@@ -1,6 +1,6 @@
 """`sgviz serve`: an OpenAI-compatible server until a signal or the death of a component.
 
-SIGTERM and Ctrl-C let running requests finish (`--shutdown-grace`), refuse new ones and exit 0; a second
+SIGTERM, SIGHUP and Ctrl-C let running requests finish (`--shutdown-grace`), refuse new ones and exit 0; a second
 signal ends at once. A component that dies makes the exit code 1. Imports: engine.
 """
 
@@ -67,7 +67,7 @@ class Signals:
     def __init__(self) -> None:
         self.asked = threading.Event()
         self._ready = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._handle)
 
     def set_ready(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import threading
 import weakref
@@ -133,7 +134,12 @@ class Engine:
         """
         obj = native_request(prompt, sampling_params, stream=True, **options)
         loop, news = asyncio.get_running_loop(), asyncio.Event()
-        items = Newest(lambda: loop.call_soon_threadsafe(news.set))
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the reader's loop has ended, and its reading with it
+                loop.call_soon_threadsafe(news.set)
+
+        items = Newest(tell)
         future = self.pipeline.loop.submit(self._calls.pump(obj, items.put))
         try:
             while (item := items.take()) is not END:

@@ -16,6 +16,7 @@ from sgviz.errors import BadRequest, StartupError
 from sgviz.model.chat_template import ChatTemplate
 from sgviz.model.model_config import JsonObject, read_json
 
+LONG_TEXT = 20_000  # characters
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -69,6 +70,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens` those the model wants around a text (often none)."""
+        if len(text) > LONG_TEXT:  # the batch call does not hold the interpreter lock meanwhile
+            return self.encode_batch([text], add_special_tokens)[0]
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

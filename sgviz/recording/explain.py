@@ -283,13 +283,8 @@ class Explainer:
         first = sends[0] if sends else end
         yield Part(last, first - last, Cause.RESPOND)
         if end > first:
-            yield Part(
-                first,
-                end - first,
-                Cause.CLIENT,
-                (),
-                f"{counted(len(sends), 'chunk')} handed over after the end",
-            )
+            words = f"{counted(len(sends), 'chunk')} handed over after the end"
+            yield Part(first, end - first, Cause.CLIENT, (), words)
 
     def _siblings_done(self, request: RequestState) -> tuple[int, str]:
         """When the last of the requests that share its answer was done, and which ("": it is alone)."""

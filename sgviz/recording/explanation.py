@@ -130,7 +130,8 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 class Explanation:
     """Where the time of `rid` went: `parts` from its arrival to its last byte, without gap or overlap.
 
-    `total_ns` is their sum. `refused` says why it was not taken (empty: it was). `done` is False when the request was still under way at the end of the recording.
+    `total_ns` is their sum. `refused` says why it was not taken (empty: it was).
+    `done` is False when the request was still under way at the end of the recording.
     """
 
     rid: str

@@ -93,10 +93,11 @@ def requests_table(requests: Iterable[RequestState], t0: int, explainer: Explain
     """One row a request, in the order of arrival.
 
     `ttft_ms`: to the first token (streamed: at the tokenizer manager; else where the scheduler had it).
-    `total_ms` is end to end, until the last byte was handed over, and the sum of the stages; `e2e_ms` is the engine's
-    latency, until the tokenizer manager was done, before HTTP had its part. `queue_ms`: all stays in the waiting queue. `tpot_ms`: a token after the first. `batches`:
-    the bids it ran in. `parent`: the request it is a sample or prompt of; such a parent has a row with
-    sizes missing. `wait_<cause>_ms`: the part of `queue_ms` that each cause has.
+    `total_ms` is end to end, until the last byte was handed over, and the sum of the stages; `e2e_ms` is the
+    engine's part of it, until the tokenizer manager was done. `queue_ms`: all stays in the waiting queue.
+    `tpot_ms`: a token after the first. `batches`: the bids it ran in. `parent`: the request it is a sample or
+    prompt of; such a parent has a row with sizes missing. `wait_<cause>_ms`: the part of `queue_ms` that each
+    cause has.
     """
     rows = [_request_row(request, t0) | _wait_columns(request, explainer) for request in requests]
     counts = ["prompt_tokens", "completion_tokens", "cached_tokens", "status"]

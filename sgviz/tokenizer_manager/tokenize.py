@@ -8,6 +8,7 @@ anything was sent. Imports: messages, errors, events.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
@@ -22,6 +23,7 @@ from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.state import Limits
 
 INT64_MAX = 2**63 - 1
+MAX_ANSWERS = 16_384  # of one call: prompts times n
 T = TypeVar("T")
 
 
@@ -42,6 +44,13 @@ class Preparer:
         size = None if obj.is_single else len(prompts)
         rids = _rids(obj.rid, size)
         params = [self._settle(p) for p in _spread(obj.sampling_params, size, "sampling_params")]
+        answers = len(prompts) * params[0].n
+        if answers > MAX_ANSWERS:
+            raise BadRequest(
+                f"{len(prompts)} prompts with n = {params[0].n} ask for {answers} answers; one call may ask for "
+                f"at most {MAX_ANSWERS}",
+                param="n" if params[0].n > 1 else None,
+            )
         if len({p.n for p in params}) > 1:
             raise BadRequest(f"n must be the same for all prompts, got {[p.n for p in params]}", param="n")
         tops = _spread(obj.top_logprobs_num, size, "top_logprobs_num")
@@ -171,7 +180,7 @@ def _rids(rid: str | list[str] | None, size: int | None) -> list[str]:
     for each in rids:
         _check_rid(each)
     if len(set(rids)) < len(rids):
-        twice = next(each for each in rids if rids.count(each) > 1)
+        twice = Counter(rids).most_common(1)[0][0]
         raise BadRequest(f"rid {twice!r} is given to more than one prompt", param="rid")
     return rids
 

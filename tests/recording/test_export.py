@@ -246,4 +246,4 @@ def test_parquet_without_pyarrow_says_what_to_install(rec: Recording, tmp_path: 
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert 'pip install "sgviz[export]"' in done.stdout
+    assert 'pip install -e ".[export]"' in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
+import msgspec
 import pytest
 from matplotlib.figure import Figure
 from random_runs import run
@@ -12,6 +13,7 @@ from synthetic import SyntheticRun
 from workload import crowd
 
 from sgviz.errors import BadRequest, NotFound
+from sgviz.events.schema import LoopIdle
 from sgviz.recording import Cause, Recording
 from sgviz.viz.batch_figure import batches_figure
 from sgviz.viz.causes import LOOKS, look
@@ -137,8 +139,47 @@ def test_report_is_one_file_that_fetches_nothing(pressed: Recording) -> None:
     assert "<script" not in page and not re.search(r"(src|href)=\"(?!data:)", page) and "url(" not in page
     images = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert len(images) >= 6 and all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
-    assert "a &lt;run&gt;" in page and "books of" in page and "observing cost" in page and "retraction" in page
+    assert (
+        "a &lt;run&gt;" in page and "books of" in page and "observing cost" in page and "retraction" in page
+    )
 
 
 def test_report_of_an_empty_recording_is_a_page() -> None:
     assert report_html(Recording([])).startswith("<!doctype html>")
+
+
+def test_kv_figure_begins_at_the_first_arrival_and_is_as_high_as_what_was_used() -> None:
+    slow = Recording(SyntheticRun(6, seed=1, total=4_000, gap_us=2_000).events)
+    (ax,) = kv_figure(slow).axes
+    used = slow.kv_owners.groupby("count").tokens.sum().max()
+    assert ax.get_xlim()[0] == 0 and used <= ax.get_ylim()[1] < 1.2 * used < 4_000
+    assert "first request arrived" in ax.get_xlabel() and "of 4,000 tokens" in words(ax.figure)
+
+
+def test_a_nearly_full_pool_is_drawn_with_its_size(pressed: Recording) -> None:
+    (ax,) = kv_figure(pressed).axes
+    assert 192 <= ax.get_ylim()[1] < 1.1 * 192
+
+
+def test_waits_figure_s_legend_ends_with_its_plot(pressed: Recording, rec: Recording) -> None:
+    for recording in (pressed, rec):
+        figure = waits_figure(recording)
+        figure.draw_without_rendering()
+        each = figure.axes[1]
+        legend, plot = each.get_legend().get_window_extent(), each.get_window_extent()
+        assert legend.y0 >= plot.y0 - 4 and len(each.get_legend().get_texts()) >= 12
+
+
+def test_the_report_counts_from_the_first_arrival() -> None:
+    """A process that started long before changes neither the time nor the rate."""
+    events = SyntheticRun(6, seed=1, total=320).events
+    rec = Recording(events)
+    first = min(rec.request(rid).phases[0].start for rid in rec.rids)
+    last = max(rec.request(rid).phases[-1].end for rid in rec.rids)
+    early = msgspec.structs.replace(events[0], t=events[0].t - 60_000_000_000, seq=0, body=LoopIdle(
+        kv_free=320, kv_evictable=0, kv_protected=0
+    ))  # fmt: skip
+    for recording in (rec, Recording([early, *events])):
+        page = report_html(recording)
+        assert f"<td>{(last - first) / 1e9:,.3f} s</td>" in page
+        assert f"<td>{len(rec.tokens) / ((last - first) / 1e9):,.1f}</td>" in page and "total_ms" in page
