@@ -36,6 +36,7 @@ class Counters:
     retracted: int = 0
     ended: int = 0
     costs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cost_history: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     tokens: deque[tuple[int, int]] = field(default_factory=deque)
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     history: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -59,6 +60,8 @@ class Counters:
                 self.history.append((event.t, self.retracted, self.ended))
             case TraceCost(events=events, cost_ns=cost):
                 self.costs[event.component] = (events, cost)
+                told, spent = (sum(column) for column in zip(*self.costs.values(), strict=True))
+                self.cost_history.append((event.t, told, spent))
 
     def per_second(self, t: int) -> float:
         """Tokens sampled in the second up to `t`."""
@@ -68,6 +71,10 @@ class Counters:
         """Retractions and ended requests up to `t`, as far back as it is remembered."""
         found = next(((r, e) for at, r, e in reversed(self.history) if at <= t), None)
         return found if found is not None else (0, 0)
+
+    def cost_until(self, t: int) -> tuple[int, int]:
+        """Events and what they cost in ns, as last told up to `t`."""
+        return next(((n, ns) for at, n, ns in reversed(self.cost_history) if at <= t), (0, 0))
 
     def _count_tokens(self, t: int, count: int) -> None:
         self.tokens.append((t, count))
@@ -114,8 +121,7 @@ def _numbers(now: Moment, requests: list[RequestState], counters: Counters, drop
     ended = [each for each in requests if 0 < each.stats.finished <= now.t][-RECENT:]
     first = [(first_token_ns(each) - each.stats.created) / 1e6 for each in ended if first_token_ns(each)]
     steps = [step for each in ended if (step := tpot_ms(each)) == step]  # NaN: fewer than two tokens
-    events = sum(count for count, _ in counters.costs.values())
-    cost = sum(ns for _, ns in counters.costs.values())
+    events, cost = counters.cost_until(now.t)
     retracted, done = counters.until(now.t)
     return Numbers(
         seq=now.count, t_ms=now.t_ms, iteration=now.iteration, running=len(now.running),
