@@ -21,7 +21,7 @@ from sgviz.errors import Unavailable
 from sgviz.events.schema import Event
 
 T = TypeVar("T")
-LONGEST_FOLDER = 70  # of the 107 bytes that a socket's path may have
+LONGEST_FOLDER = 81  # of the 107 bytes that a socket's path may have; the rest is its name
 SHORT_FOLDER = "/tmp"
 EVENT_HWM = 4096  # batches of events that may wait in a full socket before they are dropped
 
