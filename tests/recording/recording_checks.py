@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from sgviz.events.time_stats import STAGES, end_to_end_ns
-from sgviz.recording import Recording
+from sgviz.recording import Explanation, Recording
 
 TYPES = (
     "ChatCompletionRequest", "GenerateReqInput", "TokenizedGenerateReqInput", "Req", "ScheduleBatch",
@@ -91,3 +91,14 @@ def assert_recording_sound(rec: Recording) -> None:
     assert_memory_adds_up(rec)
     assert_requests_consistent(rec)
     assert_batches_consistent(rec)
+
+
+def seamless(explanation: Explanation) -> None:
+    """Parts lie end to end, none is empty, and they add up."""
+    for part, after in itertools.pairwise(explanation.parts):
+        assert part.end_ns == after.start_ns
+    assert all(part.duration_ns > 0 for part in explanation.parts)
+    assert sum(part.duration_ns for part in explanation.parts) == explanation.total_ns
+    stretches = explanation.stretches()
+    assert sum(part.duration_ns for part in stretches) == explanation.total_ns
+    assert all(part.end_ns == after.start_ns for part, after in itertools.pairwise(stretches))
