@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -25,10 +26,16 @@ def body(tokens: int, **more: object) -> dict:
     return {"text": "hello", "sampling_params": params, **more}
 
 
-def stream(server: ServerProcess) -> list[str]:
-    """The data of every event of a long stream, until it ends."""
+def stream(server: ServerProcess, opened: threading.Semaphore | None = None) -> list[str]:
+    """The data of every event of a long stream, until it ends; `opened` is released at the first."""
+    events: list[str] = []
     with httpx.stream("POST", f"{server.url}/generate", json=body(1900, stream=True), timeout=60) as answer:
-        return [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(line[6:])
+                if opened is not None and len(events) == 1:
+                    opened.release()
+    return events
 
 
 def live(server: ServerProcess) -> int:
@@ -82,9 +89,11 @@ def test_a_dead_process_is_an_error_for_everybody_within_seconds(component: str)
     """
     with ServerProcess(*MOCK) as server:
         children = server.children()
-        calls = [Background(lambda: stream(server)) for _ in range(10)]
+        opened = threading.Semaphore(0)
+        calls = [Background(lambda: stream(server, opened)) for _ in range(10)]
         whole = Background(lambda: httpx.post(f"{server.url}/generate", json=body(1900), timeout=60))
         until_live(server, 11)
+        assert all(opened.acquire(timeout=20) for _ in calls)  # before that it would be a 503 and no event
         children[component].kill()
         killed = time.monotonic()
         with contextlib.suppress(httpx.TransportError):  # or the port is closed already
