@@ -60,16 +60,16 @@ def _listening(port: int, proc: Path) -> Iterator[str]:
 
 
 def _sockets() -> Check:
-    """Makes the folder and binds the longest name an engine would, then removes both."""
+    """Makes the folder an engine would make, binds the longest name in it, then removes both."""
     try:
         ports, folder = PortArgs.for_processes()
-        with folder, socket.socket(socket.AF_UNIX) as probe:
+        with folder as path, socket.socket(socket.AF_UNIX) as probe:
             probe.bind(ports.detokenizer_ipc_name.removeprefix("ipc://"))
     except OSError as error:
         advice = "Set TMPDIR to a short folder you can write to; processes talk through sockets in it."
         found = f"no socket in {tempfile.gettempdir()}: {error}"
         return Check(topic=TOPIC, name="sockets", found=found, state=State.BAD, advice=advice)
-    return Check(topic=TOPIC, name="sockets", found=f"can be made in {tempfile.gettempdir()}")
+    return Check(topic=TOPIC, name="sockets", found=f"can be made in {Path(path).parent}")
 
 
 def _stale(folder: Path) -> Check:

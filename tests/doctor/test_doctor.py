@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from sgviz.channel import SHORT_FOLDER
 from sgviz.doctor import (
     Check,
     DoctorReport,
@@ -196,16 +197,23 @@ def test_sockets_can_be_made_and_leave_nothing(temp_folder: Path) -> None:
     assert list(temp_folder.iterdir()) == []
 
 
-def test_a_temporary_folder_with_too_long_a_name_is_bad(
+def test_a_temporary_folder_with_too_long_a_name_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     check = by_name(network.checks(0))["sockets"]
+    assert check.state is State.OK
+    assert check.found == f"can be made in {SHORT_FOLDER}"
+    assert list(long.iterdir()) == []
+
+
+def test_a_temporary_folder_that_is_gone_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    check = by_name(network.checks(0))["sockets"]
     assert check.state is State.BAD
     assert "TMPDIR" in check.advice
-    assert list(long.iterdir()) == []
 
 
 def test_left_over_folders_are_those_in_which_nobody_listens(temp_folder: Path) -> None:
