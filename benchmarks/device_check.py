@@ -161,7 +161,7 @@ def chained(model: str) -> str:
 
 
 def intervals(model: str) -> str:
-    """Start and end of each forward on the host's clock: in order, and within the host's own bounds."""
+    """Forward, sampling and copy of each batch on the host's clock: in order, and within the host's own bounds."""
     made = worker(model, "cuda")
     driver = HandDriver(made)
     reqs = [make_req(f"i{i}", ids, temperature=0.0) for i, ids in enumerate(PROMPTS)]
@@ -174,7 +174,18 @@ def intervals(model: str) -> str:
     assert all(a <= b + 1000 for a, b in itertools.pairwise(edges)), edges
     assert before - slack <= edges[0], (before, edges)
     assert edges[-1] <= after + slack, (after, edges)
-    return f"{len(results)} forwards within {(after - before) / 1e6:.1f} ms"
+    for result in results:
+        parts = [result.start_ns, result.forward_end_ns, result.sample_start_ns, result.end_ns]
+        parts += [result.copy_start_ns, result.copy_end_ns]
+        assert all(a <= b + 1000 for a, b in itertools.pairwise(parts)), parts
+    last = results[-1]
+    spent = {
+        "forward": last.forward_end_ns - last.start_ns,
+        "sampling": last.end_ns - last.sample_start_ns,
+        "copy": last.copy_end_ns - last.copy_start_ns,
+    }
+    words = ", ".join(f"{name} {ns / 1e6:.3f} ms" for name, ns in spent.items())
+    return f"{len(results)} forwards within {(after - before) / 1e6:.1f} ms; the last: {words}"
 
 
 def failing(model: str) -> str:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,13 +26,12 @@ import sgviz
 from sgviz.config import Settings
 from sgviz.events import Event
 from sgviz.recording import Recording
-from sgviz.recording.fold import Folded
 from sgviz.virtual import run_virtual
 
 
 def base_run(requests: int) -> list[Event]:
     """Events of a run with chunks, shared prefixes and evictions, from an empty to an empty cache."""
-    settings = {"max_total_tokens": 4096, "chunked_prefill_size": 256, "mock_step_ms": 0.0}
+    settings: dict[str, Any] = {"max_total_tokens": 4096, "chunked_prefill_size": 256, "mock_step_ms": 0.0}
     with sgviz.Engine("tiny-llama", device="mock", **settings) as engine:
         prompts = [
             f"{'shared beginning ' * (n % 5)} prompt number {n} " * (1 + n % 4) for n in range(requests)
@@ -112,7 +112,7 @@ def explain_trace(path: str, requests: int) -> None:
 
     settings = Settings.build(device="sim:h100-sxm", sim_model="llama-3-8b")
     rec = run_virtual(settings, from_trace(path, requests), host="modelled").recording
-    rec._folded = timed("fold", lambda: _folded(rec))  # type: ignore[assignment]
+    timed("fold", rec.fold)
     found = timed(f"explain {requests} requests", lambda: [rec.explain(rid) for rid in rec.rids])
     assert isinstance(found, list)
     exact = all(sum(part.duration_ns for part in each.parts) == each.total_ns for each in found)
@@ -139,7 +139,7 @@ def main() -> None:
         print(f"{args.events:,} events, {path.stat().st_size / 1e6:,.1f} MB, from a run of {len(events):,}")
         rec = timed("load", lambda: sgviz.load(path))
         assert isinstance(rec, Recording)
-        rec._folded = timed("fold (state, KV history, keyframes)", lambda: _folded(rec))  # type: ignore[assignment]
+        timed("fold (state, KV history, keyframes)", rec.fold)
         print(f"{'jump':<44} {jumps(rec, 200)}")
         timed("requests table with waits", lambda: rec.requests)
         rids = rec.rids[:500]
@@ -147,10 +147,6 @@ def main() -> None:
         for name in ("iterations", "batches", "kv", "decisions", "tokens", "events"):
             timed(f"{name} table", lambda name=name: getattr(rec, name))
         timed("audit", rec.audit)
-
-
-def _folded(rec: Recording) -> Folded:
-    return Folded(rec.header.configured).extend(rec.stamped())
 
 
 if __name__ == "__main__":

@@ -18,10 +18,13 @@ from sgviz.events.schema import (
     BatchPlanned,
     ChunkSent,
     Event,
+    GrammarQueued,
+    GrammarReady,
     LoopIdle,
     OutputReceived,
     PoolReturned,
     QueueEntered,
+    Reason,
     RequestAborted,
     RequestConverted,
     RequestDispatched,
@@ -60,6 +63,7 @@ class Metrics:
         self._requests = Requests()
         self._last_token: dict[str, int] = {}
         self._retracted: dict[str, None] = {}
+        self._compiling: dict[str, None] = {}
         self._decoded: deque[tuple[int, int]] = deque()
         self._hits: deque[tuple[int, int, int]] = deque()
         self._busy: deque[tuple[int, int]] = deque()
@@ -92,6 +96,8 @@ class Metrics:
             RequestConverted: requests.converted,
             RequestTokenized: requests.tokenized,
             RequestDispatched: requests.dispatched,
+            GrammarQueued: self._on_grammar_queued,
+            GrammarReady: self._on_grammar_ready,
             QueueEntered: self._on_queued,
             AdmitOk: self._on_admitted,
             BatchPlanned: self._on_planned,
@@ -120,6 +126,21 @@ class Metrics:
         probes = self._requests.probes
         while len(probes) > 2:  # no event says that one is over; events of the one before may still come
             self._forget(next(iter(probes)))
+
+    def _on_grammar_queued(self, event: Event, body: GrammarQueued) -> None:
+        self._requests.grammar_queued(event, body)
+        self._compiling[body.rid] = None
+
+    def _on_grammar_ready(self, event: Event, body: GrammarReady) -> None:
+        self._requests.grammar_ready(event, body)
+        self._compiling.pop(body.rid, None)
+        series = self.series
+        series.count("num_grammar", 1)
+        series.count("num_grammar_cache_hit", int(body.hit))
+        if body.compile_ns:
+            series.observe("grammar_compilation_time_seconds", body.compile_ns / 1e9)
+        if not body.error:
+            series.count("num_so_requests", 1, self._labels(self._requests.of(body.rid)))
 
     def _on_idle(self, event: Event, body: LoopIdle) -> None:
         self._idle_since = event.t
@@ -219,6 +240,11 @@ class Metrics:
     def _on_aborted(self, event: Event, body: RequestAborted) -> None:
         if body.rid in self._requests.by_rid:
             self._requests.aborted(event, body)
+        if body.where == "grammar":
+            self.series.count("num_grammar_aborted", 1)
+            late = body.reason is Reason.GRAMMAR and body.rid in self._compiling
+            self.series.count("num_grammar_timeout", int(late))
+            self._compiling.pop(body.rid, None)
 
     def _on_response(self, event: Event, body: ResponseFinished) -> None:
         """What is still known then was refused before it was dispatched, or lived on as its samples."""
@@ -237,6 +263,7 @@ class Metrics:
         """A finished request is counted; what is kept does not grow with the run."""
         self._requests.by_rid.pop(rid, None)
         self._requests.probes.pop(rid, None)
+        self._requests.doubles.pop(rid, None)
         self._last_token.pop(rid, None)
         self._retracted.pop(rid, None)
 
@@ -248,6 +275,7 @@ class Metrics:
         values: dict[str, float] = {
             "num_running_reqs": len(engine.running),
             "num_queue_reqs": len(engine.waiting),
+            "num_grammar_queue_reqs": len(self._compiling),
             "num_retracted_reqs": len(self._retracted),
             "gen_throughput": self._throughput(),
             "cache_hit_rate": self._hit_rate(),

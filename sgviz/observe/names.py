@@ -42,6 +42,7 @@ class Named:
 GAUGES = {
     "num_running_reqs": Named("Requests past the queue."),
     "num_queue_reqs": Named("Requests in the waiting queue."),
+    "num_grammar_queue_reqs": Named("Requests that wait for their grammars to compile."),
     "num_retracted_reqs": Named("Requests that were retracted and wait again."),
     "gen_throughput": Named("Output tokens a second over the last ten seconds; 0 after thirty without any."),
     "cache_hit_rate": Named(
@@ -66,6 +67,12 @@ COUNTERS = {
     "num_retracted_requests": Named("Retractions."),
     "num_retracted_input_tokens": Named("Prompt tokens whose KV was given up."),
     "num_retracted_output_tokens": Named("Output tokens whose KV was given up."),
+    "num_grammar": Named("Requests under a grammar that the scheduler took."),
+    "num_grammar_cache_hit": Named("Those of them whose grammar was there already."),
+    "num_grammar_aborted": Named(
+        "Those that ended before they had a grammar: it does not compile, or an abort."
+    ),
+    "num_grammar_timeout": Named("Those of them whose grammar took too long to compile."),
     "cuda_graph_passes": Named(
         "Batches by kind, and whether from a CUDA graph: decode_none, prefill_cuda_graph, ...", ("mode",)
     ),
@@ -88,6 +95,7 @@ TM_COUNTERS = {
     "num_requests": Named("Finished requests.", ("is_streaming",)),
     "cached_tokens": Named("Prompt tokens found in the radix tree.", ("cache_source",)),
     "num_aborted_requests": Named("Requests that were aborted."),
+    "num_so_requests": Named("Requests that got a grammar for their output."),
 }
 TM_HISTOGRAMS = {
     "time_to_first_token_seconds": Named("From arrival to the first token.", ("is_streaming",), TTFT_S),
@@ -101,6 +109,7 @@ TM_HISTOGRAMS = {
     "generation_tokens_histogram": Named("Output tokens of a finished request.", (), TOKENS),
 }
 HISTOGRAMS = {
+    "grammar_compilation_time_seconds": Named("Of each grammar that was compiled.", (), STAGE_S),
     "queue_time_seconds": Named("In the waiting queue, up to the first batch.", (), QUEUE_S),
     "per_stage_req_latency_seconds": Named("Of each stage of a request.", ("stage",), STAGE_S),
 }
@@ -115,9 +124,8 @@ HTTP_GAUGES = {"http_requests_active": Named("Requests that are being answered."
 # why SGLang has it and this server does not; the names as SGLang's facts sheet groups them
 ABSENT = (
     (
-        "No grammar, session, routing key or pause of generation exists here",
-        "num_grammar_queue_reqs, grammar_*, num_grammar_*, num_so_requests_total, num_paused_reqs, "
-        "num_streaming_sessions, streaming_session_held_tokens, num_unique_running_routing_keys, "
+        "No session, routing key or pause of generation exists here",
+        "num_paused_reqs, num_streaming_sessions, streaming_session_held_tokens, num_unique_running_routing_keys, "
         "routing_key_running_req_count, routing_key_all_req_count, routing_keys_active",
     ),
     (
@@ -133,6 +141,7 @@ ABSENT = (
     ),
     (
         "No event measures it",
+        "grammar_schema_count, grammar_ebnf_size, grammar_tree_traversal_time_*, "
         "eviction_duration_seconds, scheduler_process_cpu_seconds_total, scheduler_stage_seconds_total, "
         "get_loads_duration_seconds, kv_cache_memory_usage_gb, weight_memory_usage_gb, graph_memory_usage_gb, "
         "startup_available_gpu_memory_gb, startup_time_seconds, startup_cuda_graph_time_seconds, "

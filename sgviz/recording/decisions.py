@@ -233,7 +233,7 @@ class _Tokens:
 
     def sent(self, t: int, body: ChunkSent) -> None:
         way = self.ways.get(body.rid)
-        if way is not None and body.part in ("delta", "body", "finish"):
+        if way is not None and body.part in ("delta", "reasoning", "tool_call", "body", "finish"):
             way.sent = self._stamp(8, way.rows, way.sent, way.received - way.sent, t)
 
     def _stamp(self, column: int, rows: list[int], start: int, count: int, t: int) -> int:

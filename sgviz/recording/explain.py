@@ -13,21 +13,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from sgviz.events.schema import AdmitRefused, Event, LoopIdle, Reason, RequestAborted
+from sgviz.events.schema import AdmitRefused, Event, RequestAborted
 from sgviz.recording.explanation import Cause, Explanation, Part, counted
 from sgviz.recording.fold import BatchState, State
+from sgviz.recording.parked import Parked
+from sgviz.recording.queue_sums import add, stay_sums
 from sgviz.recording.queue_words import joined, queue_part
+from sgviz.recording.refusals import Refusal, refusal_of, refusal_words
 from sgviz.recording.requests import RequestState
 from sgviz.recording.standings import Standings, Stay
 from sgviz.recording.timeline import Doing, Timeline, timeline
 
-HOST = {
+HOST: dict[int, Cause] = {
     Doing.LOOP: Cause.LOOP,
     Doing.SCHEDULE: Cause.SCHEDULING,
     Doing.PROCESS: Cause.PROCESSING,
     Doing.HANDOVER: Cause.HANDOVER,
 }
-BAD, CLIENT_GONE = 400, 499  # statuses: an error from here on; the client was found gone
 NAMED = 5  # requests named in a detail; the rest is counted
 
 
@@ -38,7 +40,7 @@ class Explainer:
         self._state = state
         self._t_end = t_end
         self.standings = Standings().read(events)
-        self._idles = [event.t for event in events if isinstance(event.body, LoopIdle)]
+        self._parked = Parked(self.standings.parks)
         self._line: Timeline | None = None
         self._words: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
 
@@ -46,31 +48,42 @@ class Explainer:
     def timeline(self) -> Timeline:
         """Made when a running request is first asked about; waits alone need none."""
         if self._line is None:
-            self._line = timeline(self._state.batches.values(), self._idles)
+            self._line = timeline(self._state.batches.values(), self.standings.idles)
         return self._line
 
     def queue_waits(self, request: RequestState) -> dict[Cause, int]:
         """Nanoseconds in the queue by cause, all stays together."""
         sums: dict[Cause, int] = {}
         for stay in self._stays(request):
-            for part in self._queue(request, stay, stay.start, stay.end or self._t_end):
-                sums[part.cause] = sums.get(part.cause, 0) + part.duration_ns
+            end = stay.end or self._t_end
+            taken = self._taken_at(stay, stay.start, end)
+            found = None
+            if not self._parked.touches(stay.start, end):
+                found = stay_sums(self.standings, _plain(request.rid), stay, taken, end)
+            if found is None:
+                found = {}
+                for part in self._parked.over(self._queue(request, stay, stay.start, end)):
+                    add(found, part.cause, part.duration_ns)
+            for cause, ns in found.items():
+                add(sums, cause, ns)
         return sums
 
     def explain(self, request: RequestState) -> Explanation:
         """The whole life of `request`; a parent's follows the child that ended last."""
         life = self._life_of(request)
         start, end = _bounds(request, life, self._t_end)
-        parts = list(_whole(self._parts(request, life, start, end), start, end))
-        done, refused = _is_done(request, life), self._refusal_words(request, life)
+        parts: Iterable[Part] = _whole(self._parts(request, life, start, end), start, end)
+        if life.stats.api_server_dispatch or life.stats.scheduler_recv:
+            parts = self._parked.over(parts)
+        done, refused = _is_done(request, life), refusal_words(request.status, self._refused(life))
         return Explanation(request.rid, end - start, tuple(parts), done=done, refused=refused)
 
     def waiting_part(self, request: RequestState, t: int) -> tuple[int, Part] | None:
         """Since when `request` waits in the queue at `t`, and what for; None when it does not."""
         for stay in self._stays(request):
             if stay.start <= t and not (stay.end and stay.end <= t):
-                parts = list(self._queue(request, stay, stay.start, max(t, stay.start + 1)))
-                return stay.start, parts[-1]
+                parts = self._parked.over(self._queue(request, stay, stay.start, max(t, stay.start + 1)))
+                return stay.start, list(parts)[-1]
         return None
 
     def _life_of(self, request: RequestState) -> RequestState:
@@ -96,7 +109,7 @@ class Explainer:
             (stats.tokenize_finish, Cause.TOKENIZE),
             (stats.api_server_dispatch, Cause.DISPATCH),
             (stats.scheduler_recv, Cause.INBOX),
-            (stats.wait_queue_entry, Cause.INTAKE),
+            (life.grammar_at or stats.wait_queue_entry, Cause.INTAKE),
         ):
             if t > last:
                 blockers, detail = self._busy_with(last, t) if cause is Cause.INBOX else ((), "")
@@ -106,30 +119,14 @@ class Explainer:
         if refused is not None and refused[0] > last:
             t, cause, why = refused
             yield Part(last, t - last, cause, (), why)
+        elif life.grammar_at:
+            until = stats.wait_queue_entry or stats.completion or self._t_end
+            yield Part(last, until - last, Cause.GRAMMAR, (), life.grammar)
 
-    def _refused(self, life: RequestState) -> tuple[int, Cause, str] | None:
-        """`(t, cause, why)` when the scheduler did not take the request, or it did not even get there."""
-        for t, body in self._aborts(life):
-            here = body.where == "tokenizer" and not life.stats.api_server_dispatch
-            if body.reason is Reason.NEVER_FITS:
-                return t, Cause.NEVER_FITS, body.why
-            if body.where == "intake" or here:
-                return t, Cause.TOKENIZE if here else Cause.INBOX, body.why
-        sends = self.standings.sends.get(_plain(life.rid), ())
-        status = life.status or 0
-        told = next((t for t in sends if _within(t, life)), life.stats.response_sent if status >= BAD else 0)
-        taken = life.stats.api_server_dispatch or life.stats.scheduler_recv or life.children
-        if told and not taken and status != CLIENT_GONE:
-            return told, Cause.CONVERT, "serving refused it" + (f" with status {status}" if status else "")
-        return None
-
-    def _refusal_words(self, request: RequestState, life: RequestState) -> str:
-        """`refused with status 400: why`, or an empty string for a request that was taken."""
-        found = self._refused(life)
-        if found is None:
-            return ""
-        why = next((body.why for _, body in self._aborts(life)), "serving did not accept what it asks")
-        return "refused" + (f" with status {request.status}" if request.status else "") + f": {why}"
+    def _refused(self, life: RequestState) -> Refusal | None:
+        """When the scheduler did not take the request, or it did not even get there."""
+        sends = [t for t in self.standings.sends.get(_plain(life.rid), ()) if _within(t, life)]
+        return refusal_of(life, self._aborts(life), sends)
 
     def _busy_with(self, start: int, end: int) -> tuple[tuple[str, ...], str]:
         """What kept the scheduler from its inbox."""
@@ -164,10 +161,14 @@ class Explainer:
         if stay.planned_in == stay.iteration and not stay.retracted:
             yield Part(start, end - start, Cause.PLANNING, (), "taken by the first plan after it came")
             return
-        taken = min(max(start, self._turn_of(stay)), end) if stay.planned_in and not stay.retracted else end
+        taken = self._taken_at(stay, start, end)
         yield from joined(self._waits(rid, stay, start, taken))
         if taken < end:
             yield Part(taken, end - taken, Cause.PLANNING, (), "the plan of this turn takes it", stay.bid)
+
+    def _taken_at(self, stay: Stay, start: int, end: int) -> int:
+        """When planning was no longer waited for but took place; `end` if it never did."""
+        return min(max(start, self._turn_of(stay)), end) if stay.planned_in and not stay.retracted else end
 
     def _turn_of(self, stay: Stay) -> int:
         """When the turn began that took it; without a stamp of that, when it was taken."""
@@ -175,12 +176,11 @@ class Explainer:
         return (batch.turn if batch else 0) or stay.admitted or stay.end
 
     def _waits(self, rid: str, stay: Stay, start: int, end: int) -> Iterator[Part]:
-        """One part a stop of planning; one from after its own admission says nothing of it."""
+        """One part a stop of planning."""
         if end <= start:
             return
-        stops = self.standings.stops_of(stay, end)
-        if stay.end and stay.admitted:
-            stops = [stop for stop in stops if stop.t < stay.admitted]
+        first, last = self.standings.stops_of(stay, end)
+        stops = self.standings.stops[first:last]
         if not stops or stops[0].t > start:
             first = min(stops[0].t, end) if stops else end
             yield queue_part(rid, stay, None, start, first)
@@ -213,7 +213,7 @@ class Explainer:
         self, life: RequestState, stay: Stay, start: int, end: int, doing: int, bid: int, own: bool
     ) -> Part:
         if doing != Doing.DEVICE:
-            return Part(start, end - start, HOST[Doing(doing)], (), "", bid)
+            return Part(start, end - start, HOST[doing], (), "", bid)
         batch = self._state.batches[bid]
         if own:
             return self._own_piece(life, stay, start, end, batch)
@@ -298,10 +298,12 @@ class Explainer:
 
     def _stays(self, life: RequestState) -> list[Stay]:
         """The stays of this life; another request of the same rid has others."""
+        if life.refusal is not None:
+            return []
         stays = self.standings.stays.get(_plain(life.rid), [])
         return [stay for stay in stays if _within(stay.start, life)]
 
-    def _aborts(self, life: RequestState) -> Iterable[tuple[int, RequestAborted]]:
+    def _aborts(self, life: RequestState) -> list[tuple[int, RequestAborted]]:
         aborts = self.standings.aborts.get(_plain(life.rid), [])
         return [(t, body) for t, body in aborts if _within(t, life)]
 
@@ -333,12 +335,13 @@ def _whole(parts: Iterable[Part], start: int, end: int) -> Iterator[Part]:
     """The parts from `start` to `end`: overlaps go to the earlier part, gaps are unexplained."""
     last = start
     for part in parts:
-        begin, until = max(part.start_ns, last), min(part.end_ns, end)
+        first, behind = part.start_ns, part.end_ns
+        begin, until = max(first, last), min(behind, end)
         if until <= begin:
             continue
         if begin > last:
             yield Part(last, begin - last, Cause.UNEXPLAINED)
-        if begin == part.start_ns and until == part.end_ns:
+        if begin == first and until == behind:
             yield part
         else:
             yield Part(begin, until - begin, part.cause, part.blockers, part.detail, part.bid)

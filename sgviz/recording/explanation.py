@@ -38,6 +38,7 @@ class Cause(StrEnum):
     PREFETCH = "prefetch"
     NEVER_FITS = "never_fits"
     RETRACTION = "retraction"
+    PARKED = "parked"
     SCHEDULING = "scheduling"
     PREFILL = "prefill"
     RECOMPUTE = "recompute"
@@ -78,6 +79,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.PREFETCH: "its prefix is being fetched",
     Cause.NEVER_FITS: "it can never fit, and is refused",
     Cause.RETRACTION: "it gave up its KV and waits to be taken again",
+    Cause.PARKED: "parked by a debugger: the scheduler stands still",
     Cause.SCHEDULING: "the scheduler plans and launches a batch",
     Cause.PREFILL: "its prompt is computed",
     Cause.RECOMPUTE: "what a retraction threw away is computed again",
@@ -100,7 +102,7 @@ MEANINGS: dict[Cause, str] = {
 WAITS = frozenset({
     Cause.PLANNING, Cause.KV, Cause.ROWS, Cause.RUNNING_SLOTS, Cause.CHUNK_BUDGET, Cause.PREFILL_BUDGET,
     Cause.MAX_REQUESTS, Cause.HEAD_OF_LINE, Cause.POLICY_ORDER, Cause.PRIORITY, Cause.PAUSED, Cause.GRAMMAR,
-    Cause.PREFETCH, Cause.NEVER_FITS, Cause.RETRACTION,
+    Cause.PREFETCH, Cause.NEVER_FITS, Cause.RETRACTION, Cause.PARKED,
 })  # fmt: skip
 STEPS = frozenset({
     Cause.SCHEDULING, Cause.HANDOVER, Cause.PROCESSING, Cause.LOOP, Cause.DECODE, Cause.DECODE_BESIDE_PREFILL,

@@ -23,6 +23,8 @@ from sgviz.events.schema import (
     ChunkSent,
     EngineConfigured,
     Event,
+    GrammarQueued,
+    GrammarReady,
     OutputReceived,
     OutputStreamed,
     ProcessStarted,
@@ -32,6 +34,7 @@ from sgviz.events.schema import (
     RequestDispatched,
     RequestFinished,
     RequestReceived,
+    RequestRefused,
     RequestRetracted,
     RequestTokenized,
     ResponseFinished,
@@ -50,9 +53,10 @@ class BatchState:
 
     Attributes:
         cached: prefix tokens of the members admitted with it. tokens: what was sampled, by rid.
-        start, end: when the device ran it. finished: when the host took the result. processed: when the
-            result was in the requests. turn: when the turn of the loop that launched it began. waited: since when
-        the scheduler's thread waited for the result.
+        start, end: when the device ran it. forward_end, sample_start, copy_start, copy_end: its parts, where the
+            device tells; see `batch.finished`.
+        finished: when the host took the result. processed: when the result was in the requests. turn: when the
+            turn of the loop that launched it began. waited: since when the scheduler's thread waited for the result.
     """
 
     plan: BatchPlanned
@@ -67,6 +71,20 @@ class BatchState:
     tokens: dict[str, int] = field(default_factory=dict)
     turn: int = 0
     waited: int = 0
+    forward_end: int = 0
+    sample_start: int = 0
+    copy_start: int = 0
+    copy_end: int = 0
+
+    @property
+    def forward(self) -> tuple[int, int]:
+        """When the device computed the logits; with the sampling where it does not tell them apart."""
+        return self.start, self.forward_end or self.end
+
+    @property
+    def sampling(self) -> tuple[int, int]:
+        """When the device sampled; `(end, end)` where it does not tell."""
+        return self.sample_start or self.end, self.end
 
 
 class KvRow(NamedTuple):
@@ -147,6 +165,8 @@ class State:
         if batch := self.batches.get(body.bid):
             batch.start, batch.end, batch.finished = body.start_ns, body.end_ns, event.t
             batch.waited = body.wait_ns
+            batch.forward_end, batch.sample_start = body.forward_end_ns, body.sample_start_ns
+            batch.copy_start, batch.copy_end = body.copy_start_ns, body.copy_end_ns
             self.requests.batch_finished(event, body, batch.plan.rids)
 
     def _on_sampled(self, event: Event, body: TokensSampled) -> None:
@@ -175,9 +195,12 @@ _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType
         RequestDispatched: lambda state, event, body: state.requests.dispatched(event, body),
         OutputReceived: lambda state, event, body: state.requests.output_received(event, body),
         RequestFinished: lambda state, event, body: state.requests.finished(event, body),
+        RequestRefused: lambda state, event, body: state.requests.refused(event, body),
         RequestAborted: lambda state, event, body: state.requests.aborted(event, body),
         ChunkSent: lambda state, event, body: state.requests.chunk_sent(event, body),
         ResponseFinished: lambda state, event, body: state.requests.response_finished(event, body),
+        GrammarQueued: lambda state, event, body: state.requests.grammar_queued(event, body),
+        GrammarReady: lambda state, event, body: state.requests.grammar_ready(event, body),
         QueueEntered: lambda state, event, body: state.requests.queued(event, body),
         RequestRetracted: lambda state, event, body: state.requests.retracted(event, body),
         OutputStreamed: lambda state, event, body: state.requests.streamed(event, body),

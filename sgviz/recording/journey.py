@@ -29,6 +29,7 @@ from sgviz.recording.requests import RequestState
 from sgviz.recording.tables import NS_PER_MS
 
 Holds = dict[str, str]
+WHOLE_ANSWER = "response body"  # in place of an SSE chunk where nothing is streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,18 @@ def _step(
 ) -> TypeStep:
     process = state.processes.get(event.component)
     return TypeStep(
-        type=name or getattr(event.body, "type", ""),
+        type=_type_of(event.body, name),
         component=event.component,
         pid=process.pid if process else 0,
         t_ms=(event.t - origin) / NS_PER_MS,
         holds=facts(event.body, request.rid.split("#")[0], state),
     )
+
+
+def _type_of(body: object, name: str) -> str:
+    if isinstance(body, ChunkSent) and body.part == "body":
+        return WHOLE_ANSWER
+    return name or getattr(body, "type", "")
 
 
 def _fields(step: TypeStep) -> dict[str, Any]:
@@ -131,10 +138,14 @@ def _planned(body: BatchPlanned, rid: str, state: State) -> Holds:
 
 def _finished(body: BatchFinished, rid: str, state: State) -> Holds:
     token = state.batches[body.bid].tokens.get(rid)
+    device = f"{(body.end_ns - body.start_ns) / NS_PER_MS:.2f} ms"
+    if body.forward_end_ns:
+        forward, sampling = body.forward_end_ns - body.start_ns, body.end_ns - body.sample_start_ns
+        device += f" (forward {forward / NS_PER_MS:.2f}, sampling {sampling / NS_PER_MS:.2f})"
     return {
         "bid": str(body.bid),
         "next_token_id": "none (middle chunk)" if token is None else str(token),
-        "device": f"{(body.end_ns - body.start_ns) / NS_PER_MS:.2f} ms",
+        "device": device,
     }
 
 

@@ -125,6 +125,15 @@ class Ledger:
         return sorted(self.private.items(), key=lambda item: (-item[1], item[0]))
 
     def _take(self, body: PoolTaken) -> None:
+        if self.page_size == 1:
+            private = self.private
+            for rid, count in zip(body.rids, body.counts):
+                if count:
+                    private[rid] = private.get(rid, 0) + count
+            taken = sum(body.counts)
+            self.private_total += taken
+            self.free -= taken
+            return
         start = 0
         for rid, count in zip(body.rids, body.counts):
             span = body.slots[start * _SLOT_BYTES : (start + count) * _SLOT_BYTES]

@@ -3,14 +3,17 @@
 For a stretch of a run it answers what an overlapping loop buys. Four sets of moments are read from the
 scheduler's events, everything else is their arithmetic:
 
-- device busy: the forwards, `[start_ns, end_ns]` of every `batch.finished`;
+- device busy: forwards and samplings, `[start_ns, forward_end_ns]` and `[sample_start_ns, end_ns]` of every
+  `batch.finished` (in one where the device does not tell them apart). Sampling counts: no forward of the next batch
+  can begin before it. Two things do not: the wait between a forward and a sampling that was delayed, in which the
+  device stands still for the host, and the copy of the results, which keeps nobody from the next forward;
 - host busy: the scheduler's thread, except while it waits for a launch's result (`wait_ns` until
   `batch.finished` itself) and while it waits for a message (`loop.idle` until the next turn begins);
 - runnable: some request has been taken from the inbox and its last result is not yet processed;
-- the window: what is counted, see `overlap_account`.
+- the window: what is counted, see `overlap_account`; without the time in which a debugger held the scheduler.
 
 *hidden* = host busy and device busy; *exposed* = host busy, device not, something runnable; *device idle* =
-something runnable and no forward; *hand-off* = that part of device idle in which the host waits (for a result
+something runnable and the device not busy; *hand-off* = that part of device idle in which the host waits (for a result
 that is there already, or for a launch that has not begun). So device idle = exposed + hand-off, always.
 
 SGLang has no such account; its nearest is reading gaps off a profiler's trace by eye. Simplified: the events
@@ -33,7 +36,9 @@ from sgviz.events.schema import (
     BatchPlanned,
     BatchProcessed,
     Event,
+    GrammarQueued,
     LoopIdle,
+    LoopResumed,
     OutputStreamed,
     QueueEntered,
     RequestAborted,
@@ -44,6 +49,7 @@ NS = 1e9
 SCHEDULER, DEVICE = "scheduler", "device"
 STAGES = ("receive", "plan", "launch", "process", "stream", "loop")
 WAIT, IDLE = "wait", "idle"  # stages of the thread that are no work
+SAMPLE, COPY = "sample", "copy"  # stages of the device beside the modes of its forwards
 TURN, TAKEN = "turn", "taken"  # marks that end no stage of their own: a turn begins, a message is in hand
 Until = Literal["auto", "last_arrival", "last_launch"]
 STEADY_SHARE = 0.1  # of the launches must lie before the last arrival for it to end the window
@@ -52,7 +58,10 @@ _ENDS_AT_ONCE = frozenset({"intake", "waiting", "chunk", "retract"})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a lane did from `start` to `end` (monotonic ns). `stage`: of STAGES, `wait`, `idle`, or a batch's mode."""
+    """What a lane did from `start` to `end` (monotonic ns).
+
+    `stage`: of STAGES, `wait`, `idle`; of the device a batch's mode, `sample` or `copy`.
+    """
 
     start: int
     end: int
@@ -64,7 +73,8 @@ class Span:
 class StageTime:
     """Seconds of one stage of one component inside the window.
 
-    For the device the stages are the batch modes: their seconds are `busy_s`, nothing is hidden or exposed.
+    For the device the stages are the batch modes (the forward) and `sample`: their seconds are `busy_s`, nothing is
+    hidden or exposed.
     """
 
     component: str
@@ -79,14 +89,15 @@ class OverlapAccount:
     """The account of one run; seconds inside the window unless said otherwise.
 
     Attributes:
-        window: `(start, end)` in monotonic ns. until: what ended it, `last arrival` or `last launch`.
+        window: `(start, end)` in monotonic ns. until: what ended it, `last arrival`, `last launch`, a given stretch.
         host_busy_s: hidden, exposed, and the rest, during which nothing was runnable.
         host_wait_s: the scheduler waited for a result. handoff_s: of that and of idling, with the device
             standing still although something was runnable.
-        device_idle_s: something runnable, no forward. runnable_s: something was runnable.
+        device_idle_s: something runnable, the device not busy. runnable_s: something was runnable.
         launches: forwards that began in the window. stages: the same seconds by component and stage.
-        host, device, runnable: the spans of the whole run, for lanes. missing: scheduler events lost in between; the
-            account is then only as good as what is left.
+        parked_s: a debugger held the scheduler; in none of the others.
+        host, device, copies, runnable: the spans of the whole run, for lanes.
+        missing: scheduler events lost in between; the account is then only as good as what is left.
     """
 
     window: Interval
@@ -103,8 +114,10 @@ class OverlapAccount:
     stages: tuple[StageTime, ...] = ()
     host: tuple[Span, ...] = field(default=(), repr=False)
     device: tuple[Span, ...] = field(default=(), repr=False)
+    copies: tuple[Span, ...] = field(default=(), repr=False)
     runnable: tuple[Interval, ...] = field(default=(), repr=False)
     missing: int = 0
+    parked_s: float = 0.0
 
     @property
     def window_s(self) -> float:
@@ -140,7 +153,13 @@ class OverlapAccount:
         }
 
 
-def overlap_account(events: Iterable[Event], until: Until = "auto") -> OverlapAccount:
+def overlap_account(
+    events: Iterable[Event],
+    until: Until = "auto",
+    *,
+    stretch: Interval | None = None,
+    open_rids: Iterable[str] = (),
+) -> OverlapAccount:
     """The account of `events` (in the order of time; only the scheduler's are looked at).
 
     The window begins with the turn of the first launch. It ends with the last arrival (the last request taken
@@ -148,16 +167,24 @@ def overlap_account(events: Iterable[Event], until: Until = "auto") -> OverlapAc
     once there is next to nothing before the last arrival; `until="auto"` then (fewer than a tenth of the
     launches lie before it) ends the window with the last launch instead. `until` forces either.
 
+    Args:
+        stretch: count within this instead (monotonic ns), of a run that may still go on: a forward that was
+            launched and has no result yet is taken to run from its launch, or the forward before it, to the end.
+        open_rids: requests that the scheduler had when `events` begin.
+
     Raises:
         BadRequest: `until` is none of auto, last_arrival, last_launch.
     """
     if until not in ("auto", "last_arrival", "last_launch"):
         raise BadRequest(f"until is {until!r}; allowed are auto, last_arrival, last_launch")
-    seen = _Reader()
+    seen = _Reader(before=tuple(open_rids))
     for event in events:
         if event.component == SCHEDULER:
             seen.take(event)
-    return _account(seen, until)
+    if stretch is None:
+        return _account(seen, *_window(seen, until))
+    seen.assume_under_way(stretch[1])
+    return _account(seen, stretch, "given stretch")
 
 
 @dataclass(slots=True)
@@ -168,16 +195,23 @@ class _Reader:
         default_factory=list
     )  # t, order, stage that ends here, bid
     device: list[Span] = field(default_factory=list)
+    copies: list[Span] = field(default_factory=list)
+    parked: list[Interval] = field(default_factory=list)
+    before: tuple[str, ...] = ()  # rids that are open from the first event on
     launches: list[tuple[int, int]] = field(default_factory=list)  # turn, launched
+    unfinished: dict[int, int] = field(default_factory=dict)  # when each bid without a result was launched
     arrivals: list[int] = field(default_factory=list)
     modes: dict[int, str] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
+    compiling: dict[str, None] = field(default_factory=dict)  # rids that waited for a grammar
     runnable: list[Interval] = field(default_factory=list)
     missing: int = 0
     last_t: int = 0
     _seq: int = 0
 
     def take(self, event: Event) -> None:
+        if not self._seq:
+            self.open.update(dict.fromkeys(self.before, event.t))
         self.missing += max(0, event.seq - self._seq - 1) if self._seq else 0
         self._seq = max(self._seq, event.seq)
         self.last_t = max(self.last_t, event.t)
@@ -194,6 +228,8 @@ class _Reader:
             self._end(body.finished, event.t)
         elif isinstance(body, OutputStreamed):
             self._mark(event.t, "stream")
+        elif isinstance(body, GrammarQueued):
+            self.compiling[body.rid] = None
         elif isinstance(body, QueueEntered):
             self._entered(event.t, body)
         elif isinstance(body, RequestAborted) and body.where in _ENDS_AT_ONCE:
@@ -201,6 +237,8 @@ class _Reader:
         elif isinstance(body, LoopIdle):
             self._mark(event.t, "loop")
             self._mark(event.t, IDLE)
+        elif isinstance(body, LoopResumed):
+            self.parked.append((body.since_ns, event.t))
 
     def _mark(self, t: int, stage: str, bid: int = 0) -> None:
         self.marks.append((t, len(self.marks), stage, bid))
@@ -208,17 +246,27 @@ class _Reader:
     def _launched(self, t: int, body: BatchLaunched) -> None:
         turn = body.turn_ns or t
         self.launches.append((turn, t))
+        self.unfinished[body.bid] = t
         self._mark(turn, TURN)
         self._mark(t, "launch", body.bid)
 
     def _finished(self, t: int, body: BatchFinished) -> None:
-        self.device.append(Span(body.start_ns, body.end_ns, self.modes.get(body.bid, "forward"), body.bid))
+        self.unfinished.pop(body.bid, None)
+        mode, bid = self.modes.get(body.bid, "forward"), body.bid
+        self.device.append(Span(body.start_ns, body.forward_end_ns or body.end_ns, mode, bid))
+        if body.sample_start_ns:
+            self.device.append(Span(body.sample_start_ns, body.end_ns, SAMPLE, bid))
+        if body.copy_start_ns:
+            self.copies.append(Span(body.copy_start_ns, body.copy_end_ns, COPY, bid))
         if body.wait_ns:
             self._mark(body.wait_ns, "loop")
         self._mark(t, WAIT, body.bid)
 
     def _entered(self, t: int, body: QueueEntered) -> None:
         taken = body.received_ns or t
+        if body.rid in self.compiling:  # until now it could not have run
+            taken = t
+            del self.compiling[body.rid]
         if not body.again:
             self.arrivals.append(taken)
             self._mark(taken, TAKEN)
@@ -229,6 +277,14 @@ class _Reader:
         for rid in rids:
             if (since := self.open.pop(rid, None)) is not None:
                 self.runnable.append((since, t))
+
+    def assume_under_way(self, until: int) -> None:
+        """What was launched and has no result: forwards run one after the other, these as long as is looked at."""
+        free = self.device[-1].end if self.device else 0
+        start = max(min(self.unfinished.values(), default=until), free)
+        if start < until:
+            bid = next(iter(self.unfinished))
+            self.device.append(Span(start, until, self.modes.get(bid, "forward"), bid))
 
     def all_runnable(self) -> Intervals:
         """With requests that never ended counted until the last event."""
@@ -245,6 +301,14 @@ class _Reader:
         return spans
 
 
+def _apart(span: Span, parked: Intervals) -> Sequence[Span]:
+    """What is left of the span outside of `parked`."""
+    if not parked:
+        return (span,)
+    rest = without([(span.start, span.end)], parked)
+    return [Span(start, end, span.stage, span.bid) for start, end in rest]
+
+
 def _ending(stage: str, before: str) -> str:
     """The stage of the span between two marks, the later of which is `stage`."""
     if before == IDLE:
@@ -254,13 +318,13 @@ def _ending(stage: str, before: str) -> str:
     return "loop" if stage == TURN else stage
 
 
-def _account(seen: _Reader, until: Until) -> OverlapAccount:
-    window, ended_by = _window(seen, until)
-    host = seen.host()
-    shown = [window] if window[1] > window[0] else []
+def _account(seen: _Reader, window: Interval, ended_by: str) -> OverlapAccount:
+    parked = normal(seen.parked)
+    host = [span for span in seen.host() for span in _apart(span, parked)]
+    shown = without([window], parked) if window[1] > window[0] else []
     work = both(normal((span.start, span.end) for span in host if span.stage in STAGES), shown)
     device = both(normal((span.start, span.end) for span in seen.device), shown)
-    to_do = seen.all_runnable()
+    to_do = without(seen.all_runnable(), parked)
     runnable = both(to_do, shown)
     waits = both(normal((span.start, span.end) for span in host if span.stage == WAIT), shown)
     idle = without(runnable, device)
@@ -279,8 +343,10 @@ def _account(seen: _Reader, until: Until) -> OverlapAccount:
         stages=_stages(host, seen.device, shown, device, idle),
         host=tuple(host),
         device=tuple(seen.device),
+        copies=tuple(seen.copies),
         runnable=tuple(to_do),
         missing=seen.missing,
+        parked_s=total(both(parked, [window])) / NS,
     )
 
 

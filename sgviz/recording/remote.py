@@ -5,13 +5,16 @@ Mirrors nothing of SGLang. Imports: events, errors, recording, standard library.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 import msgspec
@@ -66,6 +69,7 @@ class Remote:
         self._closing = threading.Event()
         self.header = msgspec.json.decode(self._get("/sgviz/header").read(), type=Header)
         self._stream = self._get("/sgviz/events")
+        self._lock = threading.Lock()  # of the stream: it is cut from another thread
         self._thread = threading.Thread(target=self._run, name="sgviz-remote", daemon=True)
         self._thread.start()
 
@@ -82,8 +86,10 @@ class Remote:
         return self._seen >= count
 
     def close(self) -> None:
-        """Stop following."""
-        self._closing.set()
+        """Stop following: at once, also while nothing comes."""
+        with self._lock:
+            self._closing.set()
+            _cut(self._stream)
         self._thread.join(TIMEOUT_S + 1)
 
     def snapshot(self) -> list[Event]:
@@ -117,19 +123,24 @@ class Remote:
         return answer
 
     def _run(self) -> None:
-        stream: HTTPResponse | None = self._stream
         while not self._closing.is_set():
-            try:
-                if stream is None:
-                    stream = self._get("/sgviz/events")
+            with (
+                contextlib.suppress(SgvizError, OSError, ValueError, HTTPException),
+                self._opened() as stream,
+            ):
                 for seq, data in _messages(stream):
                     self._take(seq, data)
-                    if self._closing.is_set():
-                        return
-                stream = None
-            except (SgvizError, OSError, ValueError):
-                stream = None
             self._closing.wait(RETRY_S)
+
+    def _opened(self) -> HTTPResponse:
+        """The stream that is open, or another that goes on where it broke. SgvizError if there is none to be had."""
+        if self._stream.closed:
+            stream = self._get("/sgviz/events")
+            with self._lock:
+                self._stream = stream
+                if self._closing.is_set():
+                    _cut(stream)
+        return self._stream
 
     def _take(self, seq: int, data: bytes) -> None:
         events = self._decode(data)
@@ -153,6 +164,13 @@ def connect(url: str, api_key: str | None = None) -> RemoteRecording:
     )
     rec.link, rec.source = link, link.url
     return rec
+
+
+def _cut(stream: HTTPResponse) -> None:
+    """Ends a read that waits in another thread; closing alone would wait for it."""
+    ended = contextlib.suppress(OSError, ValueError, AttributeError)  # by itself: it has no file any more
+    with ended, socket.socket(fileno=os.dup(stream.fileno())) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
 
 
 def _messages(stream: HTTPResponse) -> Iterator[tuple[int, bytes]]:

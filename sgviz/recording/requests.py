@@ -18,6 +18,8 @@ from sgviz.events.schema import (
     BatchProcessed,
     ChunkSent,
     Event,
+    GrammarQueued,
+    GrammarReady,
     OutputReceived,
     OutputStreamed,
     QueueEntered,
@@ -26,6 +28,7 @@ from sgviz.events.schema import (
     RequestDispatched,
     RequestFinished,
     RequestReceived,
+    RequestRefused,
     RequestRetracted,
     RequestTokenized,
     ResponseFinished,
@@ -67,6 +70,8 @@ class RequestState:
         marks: first event of each kind that the journey shows, by kind.
         bids: batches it was a member of, in order. sampled: tokens appended to it.
         cached_tokens: prefix found at the first admission. end: stamp of its last event, 0 while it lives.
+        refusal: the event that says why it was refused before the scheduler heard of it, at `refused_at`.
+        grammar_at: when it began to wait for its grammar (0: it did not). grammar: what was said of that.
         parent: the request it is one sample or prompt of. children: those it fanned out into; then it has
             no life of its own in the scheduler.
     """
@@ -85,8 +90,12 @@ class RequestState:
     matched: str = ""
     abort: str = ""
     status: int | None = None
+    refusal: RequestRefused | None = None
+    refused_at: int = 0
     retractions: int = 0
     queued_at: int = 0
+    grammar_at: int = 0
+    grammar: str = ""
     end: int = 0
     parent: str = ""
     children: list[str] = field(default_factory=list)
@@ -114,10 +123,13 @@ class Requests:
 
     Attributes:
         probes: the server's own health checks by rid; they take part in batches but are nobody's requests.
+        doubles: by rid a request that came while another of that name was under way; once it is refused for that
+            it is `rid#n` in `by_rid`.
     """
 
     by_rid: dict[str, RequestState] = field(default_factory=dict)
     probes: dict[str, RequestState] = field(default_factory=dict)
+    doubles: dict[str, RequestState] = field(default_factory=dict)
 
     def of(self, rid: str) -> RequestState:
         found = self.by_rid.get(rid) or self.probes.get(rid)
@@ -128,15 +140,29 @@ class Requests:
     def begin(self, rid: str, t: int) -> RequestState:
         """The request `rid`, created at `t` unless it is there already; a finished one makes place."""
         old = self.by_rid.get(rid)
-        if old is not None and old.stats.finished:
-            number = 1 + sum(1 for name in self.by_rid if name.startswith(f"{rid}#"))
-            old.rid = f"{rid}#{number}"
+        if old is not None and (old.stats.finished or old.refusal is not None):
+            old.rid = self._past_name(rid)
             self.by_rid[old.rid] = self.by_rid.pop(rid)
         state = self.of(rid)
         if not state.stats.created:
             state.stats.created = t
             state.enter(PhaseName.TOKENIZE, t)
         return state
+
+    def _past_name(self, rid: str) -> str:
+        number = 1 + sum(1 for name in self.by_rid if name.startswith(f"{rid}#"))
+        return f"{rid}#{number}"
+
+    def _arriving(self, rid: str, t: int) -> RequestState:
+        """The request that comes by this name, which is another one while that of the name is under way."""
+        old = self.by_rid.get(rid)
+        if old is None or old.end or old.stats.finished or not old.stats.tokenize_finish:
+            return self.begin(rid, t)
+        double = self.doubles.get(rid)
+        if double is None:
+            double = self.doubles[rid] = RequestState(rid, TimeStats(created=t))
+            double.enter(PhaseName.TOKENIZE, t)
+        return double
 
     def _adopt(self, rid: str) -> None:
         """A rid that serving never saw is a prompt or sample of one that it saw, if the name says so."""
@@ -158,12 +184,13 @@ class Requests:
     # ------------------------------------------------------------ http and tokenizer manager
 
     def received(self, event: Event, body: RequestReceived) -> None:
-        state = self.begin(body.rid, event.t)
+        self.doubles.pop(body.rid, None)
+        state = self._arriving(body.rid, event.t)
         state.stream = body.stream
         state.mark(event)
 
     def converted(self, event: Event, body: RequestConverted) -> None:
-        state = self.begin(body.rid, event.t)
+        state = self.doubles.get(body.rid) or self.begin(body.rid, event.t)
         state.stats.tokenize_start = state.stats.tokenize_start or event.t
         if body.prompt_kind == "input_ids" and state.prompt_tokens is None:
             state.prompt_tokens = body.size
@@ -181,8 +208,9 @@ class Requests:
         self.of(body.rid).stats.api_server_dispatch = event.t
 
     def output_received(self, event: Event, body: OutputReceived) -> None:
+        find = self.by_rid.get
         for rid, tokens in zip(body.rids, body.tokens):
-            stats = self.of(rid).stats
+            stats = (find(rid) or self.of(rid)).stats
             if tokens and not stats.first_token:
                 stats.first_token = event.t
 
@@ -195,6 +223,20 @@ class Requests:
         state.cached_tokens = body.cached_tokens
         self._end(state, event.t)
 
+    def refused(self, event: Event, body: RequestRefused) -> None:
+        if body.rid not in self.by_rid:
+            self._adopt(body.rid)
+        state = self._arriving(body.rid, event.t)
+        if self.by_rid.get(body.rid) is not state:
+            state.rid = self._past_name(body.rid)
+            self.by_rid[state.rid] = state
+        state.refusal, state.refused_at = body, event.t
+        state.finish_reason, state.abort = "abort", f"{body.where}: {body.why}"
+        state.status = body.status
+        if body.prompt_tokens is not None:
+            state.prompt_tokens = body.prompt_tokens
+        self._end(state, event.t)
+
     def aborted(self, event: Event, body: RequestAborted) -> None:
         if body.rid not in self.by_rid:
             self._adopt(body.rid)  # it was refused before it had tokens
@@ -204,11 +246,17 @@ class Requests:
             self._complete(state, event.t)
 
     def chunk_sent(self, event: Event, body: ChunkSent) -> None:
-        if body.chars and "chunk.sent" not in (marks := self.of(body.rid).marks):
+        state = self.of(body.rid)
+        if body.part == "error":
+            state = self.doubles.get(body.rid, state)
+        if body.chars and "chunk.sent" not in (marks := state.marks):
             marks["chunk.sent"] = event
 
     def response_finished(self, event: Event, body: ResponseFinished) -> None:
+        double = self.doubles.get(body.rid)
         state = self.of(body.rid)
+        if double is not None and double.refusal is not None:
+            state = self.doubles.pop(body.rid)
         state.stats.response_sent = event.t
         state.status = body.status
         self._end(state, event.t)
@@ -220,6 +268,17 @@ class Requests:
             state.phases[-1].end = state.end
 
     # ------------------------------------------------------------ scheduler
+
+    def grammar_queued(self, event: Event, body: GrammarQueued) -> None:
+        state = self.of(body.rid)
+        state.grammar_at, state.stats.scheduler_recv = event.t, body.received_ns
+        state.grammar = f"{body.grammar} of {body.chars:,} characters"
+
+    def grammar_ready(self, event: Event, body: GrammarReady) -> None:
+        state = self.of(body.rid)
+        state.stats.scheduler_recv = body.received_ns
+        took = "from the cache" if body.hit else f"compiled in {body.compile_ns / 1e6:.2f} ms"
+        state.grammar = f"{body.grammar} of {body.chars:,} characters, {body.error or took}"
 
     def queued(self, event: Event, body: QueueEntered) -> None:
         if body.probe:
@@ -238,9 +297,10 @@ class Requests:
         state.mark(event)
 
     def planned(self, event: Event, body: BatchPlanned) -> None:
+        find, bid = self.by_rid.get, body.bid
         for rid in body.rids:
-            state = self.of(rid)
-            state.bids.append(body.bid)
+            state = find(rid) or self.of(rid)
+            state.bids.append(bid)
             if state.queued_at:
                 state.stats.queue_ns += event.t - state.queued_at
                 state.queued_at = 0
@@ -250,18 +310,21 @@ class Requests:
                 state.mark(event)
 
     def batch_finished(self, event: Event, body: BatchFinished, rids: tuple[str, ...]) -> None:
+        find, bid = self.by_rid.get, body.bid
         for rid in rids:
-            state = self.of(rid)
-            if state.bids and state.bids[0] == body.bid:
+            state = find(rid) or self.of(rid)
+            if state.bids and state.bids[0] == bid:
                 state.mark(event)
 
     def sampled(self, event: Event, body: TokensSampled) -> None:
+        find, t = self.by_rid.get, event.t
         for rid in body.rids:
-            state = self.of(rid)
+            state = find(rid) or self.of(rid)
             state.sampled += 1
-            state.stats.prefill_finished = state.stats.prefill_finished or event.t
-            if state.phase is PhaseName.PREFILL:
-                state.enter(PhaseName.DECODE, event.t)
+            state.stats.prefill_finished = state.stats.prefill_finished or t
+            phases = state.phases
+            if phases and phases[-1].name is PhaseName.PREFILL:
+                state.enter(PhaseName.DECODE, t)
 
     def processed(self, event: Event, body: BatchProcessed) -> None:
         for rid in body.finished:
@@ -271,8 +334,9 @@ class Requests:
         self.of(body.rid).retractions += 1
 
     def streamed(self, event: Event, body: OutputStreamed) -> None:
+        find = self.by_rid.get
         for rid, finished in zip(body.rids, body.finished):
-            state = self.of(rid)
+            state = find(rid) or self.of(rid)
             state.mark(event)
             if finished:
                 state.stats.output_streamed = event.t
@@ -291,8 +355,9 @@ class Requests:
     # ------------------------------------------------------------ detokenizer
 
     def emitted(self, event: Event, body: TextEmitted) -> None:
+        find = self.by_rid.get
         for rid, finished in zip(body.rids, body.finished):
-            state = self.of(rid)
+            state = find(rid) or self.of(rid)
             state.mark(event)
             if finished:
                 state.stats.detokenized = event.t

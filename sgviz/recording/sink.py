@@ -5,6 +5,7 @@ Imports: events, errors, recording.store.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -15,13 +16,15 @@ from sgviz.errors import SgvizError
 from sgviz.events.schema import Event, TraceDropped
 from sgviz.recording.store import Header, encode_frames, encode_header, opened
 
+logger = logging.getLogger(__name__)
+
 
 class FileSink:
     """Follows a tracer or a ring (`ring.subscribe(sink)`) and appends to a `.sgv` file.
 
     Filling costs a list append: encoding and writing happen in a thread of its own, at most every
     `flush_s` seconds and on `close`. At most `capacity` events wait; more are dropped, counted, and
-    reported in the file by `trace.dropped`. A failing disk drops too, and `close` says so.
+    reported in the file by `trace.dropped`. A failing disk drops too; that is logged at once, and `close` says so.
 
     Raises:
         SgvizError: the file cannot be created (constructor), or was not written completely (`close`).
@@ -118,6 +121,10 @@ class FileSink:
         if self.error is None and self._write(encode_frames(events)):
             self.written += len(events)
             return
+        if not self.dropped:
+            logger.error(
+                "the recording %r stops here: %s; its events are dropped", str(self.path), self.error
+            )
         with self._lock:
             self.dropped += len(events)
 

@@ -18,7 +18,7 @@ from sgviz.recording.engine_fold import Difference
 from sgviz.recording.explain import Explainer
 from sgviz.recording.fold import Folded, State
 from sgviz.recording.requests import RequestState
-from sgviz.recording.store import ClockAnchor, Header, Progress, StoredRun, UnknownEvent, write
+from sgviz.recording.store import ClockAnchor, Header, Progress, StoredRun, UnknownEvent, no_gc, write
 
 PIECE = 65_536  # events folded between two words of progress
 
@@ -206,7 +206,8 @@ class Source:
         """From the beginning, in pieces between which progress is told."""
         folded, total = Folded(self.header.configured), len(self._events)
         for start in range(0, total, PIECE):
-            folded.extend(self._events[start : start + PIECE])
+            with no_gc():
+                folded.extend(self._events[start : start + PIECE])
             if self.progress is not None:
                 self.progress("fold", min(start + PIECE, total), total)
         return folded

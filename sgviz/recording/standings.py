@@ -4,12 +4,12 @@ A scan tries the queue in order and stops at one request for one reason; everybo
 one. So a list of stops, and the stays in between, tell each request's reasons without looking at the whole
 queue at every step. Mirrors the verdicts of SGLang's PrefillAdder, which there are lost at once.
 
-Imports: events.
+Imports: events, recording.parked.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,8 @@ from sgviz.events.schema import (
     ChunkSent,
     EngineConfigured,
     Event,
+    LoopIdle,
+    LoopResumed,
     QueueEntered,
     QueueSorted,
     Reason,
@@ -29,6 +31,7 @@ from sgviz.events.schema import (
     RequestRetracted,
     ScanStopped,
 )
+from sgviz.recording.parked import Park
 
 Holders = tuple[tuple[str, int], ...]
 MOST_HOLDERS = 8
@@ -98,6 +101,9 @@ class Standings:
         ends: when the queue became empty, as long as it did (sorted).
         stays: by rid, in order. refused_chunks: refusals of a prompt under way, `(t, event)`, by rid.
         aborts: by rid, `(t, event)`. sends: when chunks were handed to the HTTP layer, by rid.
+        idles: when the loop told that it was idle. parks: when a debugger held it.
+        heads: which stops (by number) were at a request, by rid. sorted_stops: how many of the first n were of a
+            queue that a policy had sorted.
     """
 
     stops: list[Stop] = field(default_factory=list)
@@ -106,6 +112,10 @@ class Standings:
     refused_chunks: dict[str, list[tuple[int, AdmitRefused]]] = field(default_factory=dict)
     aborts: dict[str, list[tuple[int, RequestAborted]]] = field(default_factory=dict)
     sends: dict[str, list[int]] = field(default_factory=dict)
+    idles: list[int] = field(default_factory=list)
+    parks: list[Park] = field(default_factory=list)
+    heads: dict[str, list[int]] = field(default_factory=dict)
+    sorted_stops: list[int] = field(default_factory=lambda: [0])
     _waiting: dict[str, Stay] = field(default_factory=dict)
     _running: dict[str, None] = field(default_factory=dict)
     _admitted: list[AdmitOk] = field(default_factory=list)
@@ -116,15 +126,19 @@ class Standings:
     _count: int = 0
     _sorted: bool = False
 
-    def stops_of(self, stay: Stay, until: int) -> list[Stop]:
-        """The stops that hold during a stay: the one in force when it began, and all later ones."""
+    def stops_of(self, stay: Stay, until: int) -> tuple[int, int]:
+        """The stops that hold during a stay: from the one in force when it began, up to one of `until` or later.
+
+        One from after its own admission says nothing of it.
+        """
         first = bisect_right(self.stops, stay.start, key=_time)
         if first:
             emptied = bisect_right(self.ends, stay.start)
             if not emptied or self.ends[emptied - 1] < self.stops[first - 1].t:
                 first -= 1
-        last = bisect_right(self.stops, until, key=_time)
-        return self.stops[first:last]
+        if stay.end and stay.admitted and stay.admitted <= until:
+            return first, bisect_left(self.stops, stay.admitted, key=_time)
+        return first, bisect_right(self.stops, until, key=_time)
 
     def _number(self, rid: str) -> int:
         """Which arrival in the queue the request was, lately (0: none)."""
@@ -174,6 +188,8 @@ class Standings:
         admitted = tuple([ok.rid for ok in taken])
         numbers = tuple([self._number(rid) for rid in admitted])
         words = budget_words(body.reason, need, have, holders)
+        self.heads.setdefault(body.rid, []).append(len(self.stops))
+        self.sorted_stops.append(self.sorted_stops[-1] + self._sorted)
         self.stops.append(
             Stop(
                 event.t, body.rid, body.reason, need, have, holders, admitted, numbers, self._number(body.rid),
@@ -233,6 +249,12 @@ class Standings:
     def _on_chunk(self, event: Event, body: ChunkSent) -> None:
         self.sends.setdefault(body.rid, []).append(event.t)
 
+    def _on_idle(self, event: Event, body: LoopIdle) -> None:
+        self.idles.append(event.t)
+
+    def _on_resumed(self, event: Event, body: LoopResumed) -> None:
+        self.parks.append(Park(body.since_ns, event.t, f"held at {body.at}: {body.why}"))
+
     def read(self, events: Iterable[Event]) -> Standings:
         """Take in `events` (in the order of time); returns itself."""
         handlers: dict[type, Callable[[Event, Any], None]] = {
@@ -247,6 +269,8 @@ class Standings:
             RequestRetracted: self._on_retracted,
             RequestAborted: self._on_aborted,
             ChunkSent: self._on_chunk,
+            LoopIdle: self._on_idle,
+            LoopResumed: self._on_resumed,
         }
         find = handlers.get
         for event in events:

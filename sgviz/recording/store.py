@@ -32,7 +32,10 @@ from sgviz.events.schema import SCHEMA_VERSION, EngineConfigured, Event
 MAGIC = b"\x89SGV\r\n\x1a\n"  # a byte above 127 and both newlines: a text-mode copy is noticed at once
 _LENGTH = struct.Struct("<I")
 _ARRAY32 = struct.Struct(">cI")
-_CHUNK = 8192  # frames decoded by one call; a chunk with something unknown falls back to frame by frame
+_CHUNK = 8192  # events encoded by one call
+_BLOCK = (
+    1 << 20
+)  # bytes read and decoded by one call; a block with something unknown falls back to frame by frame
 _BY_TIME = attrgetter("t", "component", "seq")
 _TIME = attrgetter("t")
 
@@ -75,6 +78,17 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     anchors: tuple[ClockAnchor, ...] = ()
     dropped: int = 0
     configured: EngineConfigured | None = None
+
+    @property
+    def device(self) -> str:
+        """As the settings name it; a simulated one with its model."""
+        device = str(self.settings.get("device", "unknown"))
+        return f"{device} with {self.settings.get('sim_model')}" if self.simulated else device
+
+    @property
+    def simulated(self) -> bool:
+        """Its device was a cost model."""
+        return str(self.settings.get("device", "")).startswith("sim:")
 
 
 class _Peek(msgspec.Struct):
@@ -165,17 +179,14 @@ def read(path: str | os.PathLike[str], progress: Progress | None = None) -> Stor
     """
     name = str(path)
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file, no_gc():
+            size = os.fstat(file.fileno()).st_size
+            header, start = _read_header(file, name)
+            events, unknown, whole = _decode(_blocks(file, start, size), progress, size)
+            unknown.sort(key=_BY_TIME)
+            return StoredRun(header, _by_time(events), unknown, size - start - whole)
     except OSError as error:
         raise SgvizError(f"cannot read the recording {name!r}: {error}") from error
-    header, start = _read_header(data, name)
-    with _no_gc():
-        frames = _frames(data, start)
-        events, unknown, whole = _decode(frames, progress)
-        end = start + sum(len(frame) + _LENGTH.size for frame in frames[:whole])
-        events = _by_time(events)
-        unknown.sort(key=_BY_TIME)
-    return StoredRun(header, events, unknown, len(data) - end)
 
 
 def _by_time(events: list[Event]) -> list[Event]:
@@ -193,16 +204,18 @@ def _by_time(events: list[Event]) -> list[Event]:
     return events
 
 
-def _read_header(data: bytes, name: str) -> tuple[Header, int]:
-    if data[: len(MAGIC)] != MAGIC:
-        if MAGIC.startswith(data):
-            raise SgvizError(f"{name!r} is cut off in its header: {len(data)} bytes and no event")
-        raise SgvizError(f"{name!r} is not an sgviz recording: it begins with {data[:8]!r}, not {MAGIC!r}")
+def _read_header(file: BinaryIO, name: str) -> tuple[Header, int]:
+    """The header, and where the events begin."""
     start = len(MAGIC) + _LENGTH.size
-    length = _LENGTH.unpack_from(data, len(MAGIC))[0] if len(data) >= start else 0
-    raw = data[start : start + length]
+    head = file.read(start)
+    if head[: len(MAGIC)] != MAGIC:
+        if MAGIC.startswith(head):
+            raise SgvizError(f"{name!r} is cut off in its header: {len(head)} bytes and no event")
+        raise SgvizError(f"{name!r} is not an sgviz recording: it begins with {head[:8]!r}, not {MAGIC!r}")
+    length = _LENGTH.unpack_from(head, len(MAGIC))[0] if len(head) == start else 0
+    raw = file.read(length)
     if not length or len(raw) < length:
-        raise SgvizError(f"{name!r} is cut off in its header: {len(data)} bytes and no event")
+        raise SgvizError(f"{name!r} is cut off in its header: {len(head) + len(raw)} bytes and no event")
     try:
         peek = msgspec.msgpack.decode(raw, type=_Peek)
         if peek.schema > SCHEMA_VERSION:
@@ -215,53 +228,65 @@ def _read_header(data: bytes, name: str) -> tuple[Header, int]:
         raise SgvizError(f"the header of {name!r} is damaged: {error}") from error
 
 
-def _frames(data: bytes, start: int) -> list[memoryview]:
-    """The whole frames from `start` on, without their lengths."""
-    view, size, unpack = memoryview(data), len(data), _LENGTH.unpack_from
-    out: list[memoryview] = []
-    while start + 4 <= size:
-        begin = start + 4
-        start = begin + unpack(data, start)[0]
-        if start == begin or start > size:
-            break
-        out.append(view[begin:start])
-    return out
+def _blocks(file: BinaryIO, start: int, size: int) -> Iterator[list[bytes]]:
+    """The whole frames up to `size`, without their lengths, some at a time; `start`: where the file stands."""
+    unpack, rest, need = _LENGTH.unpack_from, b"", 0
+    while start < size:
+        data = rest + file.read(min(max(_BLOCK, need - len(rest)), size - start))
+        if len(data) == len(rest):
+            return  # somebody made the file shorter meanwhile
+        start += len(data) - len(rest)
+        last, at, out = len(data), 0, []
+        while at + 4 <= last:
+            begin = at + 4
+            end = begin + unpack(data, at)[0]
+            if end > last or end == begin:
+                break
+            out.append(data[begin:end])
+            at = end
+        yield out
+        rest = data[at:]
+        need = _LENGTH.size + unpack(rest)[0] if len(rest) >= 4 else 0
+        if need == _LENGTH.size or need - len(rest) > size - start:
+            return  # nothing that could be a frame
 
 
 def _decode(
-    frames: Sequence[memoryview], progress: Progress | None = None
+    blocks: Iterable[Sequence[bytes]], progress: Progress | None, size: int
 ) -> tuple[list[Event], list[UnknownEvent], int]:
-    """Known events, unknown ones, and how many frames were sound (the first damaged one ends the file)."""
+    """Known events, unknown ones, and the bytes of the sound frames (the first damaged one ends the file)."""
     decode = msgspec.msgpack.Decoder(list[Event]).decode
     events: list[Event] = []
     unknown: list[UnknownEvent] = []
-    for start in range(0, len(frames), _CHUNK):
+    whole = 0
+    for frames in blocks:
         if progress is not None:
-            progress("load", start, len(frames))
-        chunk = frames[start : start + _CHUNK]
+            progress("load", whole, size)
+        array = b"".join((_ARRAY32.pack(b"\xdd", len(frames)), *frames))
         try:
-            events += decode(_ARRAY32.pack(b"\xdd", len(chunk)) + b"".join(chunk))
+            events += decode(array)
         except msgspec.DecodeError:
-            sound = _decode_each(chunk, events, unknown)
-            if sound < len(chunk):
-                return events, unknown, start + sound
-    return events, unknown, len(frames)
+            sound = _decode_each(frames, events, unknown)
+            if sound < len(frames):
+                return events, unknown, whole + sum(_LENGTH.size + len(frame) for frame in frames[:sound])
+        whole += len(array) - _ARRAY32.size + _LENGTH.size * len(frames)
+    return events, unknown, whole
 
 
-def _decode_each(chunk: Sequence[memoryview], events: list[Event], unknown: list[UnknownEvent]) -> int:
+def _decode_each(frames: Sequence[bytes], events: list[Event], unknown: list[UnknownEvent]) -> int:
     """One frame at a time; returns how many were sound."""
     decode = msgspec.msgpack.Decoder(Event).decode
-    for index, frame in enumerate(chunk):
+    for index, frame in enumerate(frames):
         try:
             events.append(decode(frame))
         except msgspec.ValidationError:
-            stranger = _as_unknown(bytes(frame))
+            stranger = _as_unknown(frame)
             if stranger is None:
                 return index
             unknown.append(stranger)
         except msgspec.DecodeError:
             return index
-    return len(chunk)
+    return len(frames)
 
 
 def _as_unknown(frame: bytes) -> UnknownEvent | None:
@@ -277,8 +302,8 @@ _Stamped = tuple[int, int, str, int, list[object]]
 
 
 @contextmanager
-def _no_gc() -> Iterator[None]:
-    """A million new objects and none to collect: the collector would double the time of a load."""
+def no_gc() -> Iterator[None]:
+    """A million new objects and none to collect: the collector would double the time."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from sgviz.events.schema import KIND_OF, BatchPlanned, Body, Event
-from sgviz.events.time_stats import STAGES, TimeStats, end_to_end_ns, stages
+from sgviz.events.time_stats import STAGES, stages
 from sgviz.recording.explain import Explainer
 from sgviz.recording.explanation import WAITS, Cause
 from sgviz.recording.fold import BatchState, KvRow, State
@@ -32,10 +32,13 @@ BATCH_COLUMNS = (
 ITERATION_COLUMNS = (
     "iteration", "bid", "mode", "batch_size", "new_tokens", "cached_tokens", "running", "waiting", "kv_used",
     "kv_free", "kv_evictable", "kv_protected", "kv_private", "new_token_ratio", "planned_ms", "launched_ms",
-    "start_ms", "end_ms", "finished_ms", "processed_ms", "device_ms", "host_ms", "gap_ms",
+    "start_ms", "end_ms", "finished_ms", "processed_ms", "device_ms", "forward_ms", "sample_ms", "copy_ms",
+    "host_ms", "gap_ms",
 )  # fmt: skip
 _SLOT_BYTES = 4
 _NOT_DETAIL = frozenset({"rid", "bid"})
+_WAIT_COLUMNS = tuple((cause, f"wait_{cause}_ms") for cause in Cause if cause in WAITS)
+_STAGE_COLUMNS = tuple((name, f"{name}_ms") for _, name in STAGES)
 
 
 # ---------------------------------------------------------------- events
@@ -108,18 +111,19 @@ def _request_columns() -> list[str]:
     return [
         "rid", "arrival_ms", "prompt_tokens", "completion_tokens", "cached_tokens", "stream", "finish_reason",
         "matched", "status", "ttft_ms", "e2e_ms", "tpot_ms", "queue_ms", "total_ms",
-        *(f"{name}_ms" for _, name in STAGES), "retractions", "n_batches", "batches", "abort", "parent",
-        *(f"wait_{cause}_ms" for cause in Cause if cause in WAITS),
+        *(name for _, name in _STAGE_COLUMNS), "retractions", "n_batches", "batches", "abort", "parent",
+        *(name for _, name in _WAIT_COLUMNS),
     ]  # fmt: skip
 
 
 def _wait_columns(request: RequestState, explainer: Explainer) -> dict[str, object]:
     waits = explainer.queue_waits(request)
-    return {f"wait_{cause}_ms": waits.get(cause, 0) / NS_PER_MS for cause in Cause if cause in WAITS}
+    return {name: waits.get(cause, 0) / NS_PER_MS for cause, name in _WAIT_COLUMNS}
 
 
 def _request_row(request: RequestState, t0: int) -> dict[str, object]:
     stats = request.stats
+    reached = {stage.name: stage.duration_ns for stage in stages(stats)}
     row: dict[str, object] = {
         "rid": request.rid,
         "arrival_ms": _at(stats.created, t0),
@@ -134,14 +138,15 @@ def _request_row(request: RequestState, t0: int) -> dict[str, object]:
         "e2e_ms": _since(stats.finished, stats.created),
         "tpot_ms": tpot_ms(request),
         "queue_ms": stats.queue_ns / NS_PER_MS if stats.wait_queue_entry else math.nan,
-        "total_ms": end_to_end_ns(stats) / NS_PER_MS,
+        "total_ms": sum(reached.values()) / NS_PER_MS,
         "retractions": request.retractions,
         "n_batches": len(request.bids),
         "batches": tuple(request.bids),
         "abort": request.abort,
         "parent": request.parent,
     }
-    row.update({f"{name}_ms": ms for name, ms in stage_ms(stats).items()})
+    for name, column in _STAGE_COLUMNS:
+        row[column] = reached[name] / NS_PER_MS if name in reached else math.nan
     return row
 
 
@@ -157,12 +162,6 @@ def tpot_ms(request: RequestState) -> float:
     first, done = first_token_ns(request), request.stats.finished
     tokens = request.completion_tokens or 0
     return (done - first) / NS_PER_MS / (tokens - 1) if first and done and tokens > 1 else math.nan
-
-
-def stage_ms(stats: TimeStats) -> dict[str, float]:
-    """Milliseconds by stage; NaN for a stage that was not reached."""
-    reached = {stage.name: stage.duration_ns / NS_PER_MS for stage in stages(stats)}
-    return {name: reached.get(name, math.nan) for _, name in STAGES}
 
 
 def _at(t: int, t0: int) -> float:
@@ -182,8 +181,10 @@ def iterations_table(state: State, t0: int) -> pd.DataFrame:
     """One row a batch, in the order of planning.
 
     `new_tokens` run in it, `cached_tokens` were found in the tree for requests admitted with it. The
-    `kv_*` numbers are those stated by the batch; `kv_used` is protected and private. `device_ms`: end -
-    start; `host_ms`: launching and processing; `gap_ms`: the device stood still before it.
+    `kv_*` numbers are those stated by the batch; `kv_used` is protected and private. `device_ms`: the device ran
+    it, which is `forward_ms` and `sample_ms` together (between the two a delayed sampling may be waited for);
+    `copy_ms`: the results on their way to the host, beside the next batch on a GPU. The three are NaN where the
+    device does not tell. `host_ms`: launching and processing; `gap_ms`: the device stood still before it.
     """
     rows: list[tuple[object, ...]] = []
     last_end = 0
@@ -201,8 +202,16 @@ def _iteration_row(batch: BatchState, total: int, last_end: int, t0: int) -> tup
         batch.iteration, plan.bid, plan.mode, len(plan.rids), sum(plan.extend_lens), batch.cached,
         plan.running, plan.waiting, plan.kv_protected + private, plan.kv_free, plan.kv_evictable,
         plan.kv_protected, private, plan.new_token_ratio, *(_at(t, t0) for t in stamps),
-        _since(batch.end, batch.start), _host_ms(batch), _gap_ms(batch.start, last_end),
+        *_device_ms(batch), _host_ms(batch), _gap_ms(batch.start, last_end),
     )  # fmt: skip
+
+
+def _device_ms(batch: BatchState) -> tuple[float, float, float, float]:
+    """The device's part of a batch: the whole, forward, sampling, copy."""
+    if not batch.forward_end:
+        return _since(batch.end, batch.start), math.nan, math.nan, math.nan
+    forward, sample = _since(batch.forward_end, batch.start), _since(batch.end, batch.sample_start)
+    return forward + sample, forward, sample, _since(batch.copy_end, batch.copy_start)
 
 
 def _gap_ms(start: int, last_end: int) -> float:

@@ -8,6 +8,7 @@ Imports: recording, numpy.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -60,7 +61,7 @@ def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeli
         Doing.SCHEDULE: [(b.turn or b.planned, b.launched, b.plan.bid) for b in known if b.launched],
         Doing.PROCESS: [(b.finished, b.processed, b.plan.bid) for b in known if b.processed and b.finished],
         Doing.HANDOVER: [(b.waited, b.finished, b.plan.bid) for b in known if b.waited and b.finished],
-        Doing.DEVICE: [(b.start, b.end, b.plan.bid) for b in known if b.end],
+        Doing.DEVICE: [(*span, b.plan.bid) for b in known if b.end for span in _device(b)],
     }
     arrays = {doing: _disjoint(spans) for doing, spans in layers.items()}
     edges = np.unique(np.concatenate([spans[:, :2].ravel() for spans in arrays.values()]))
@@ -78,22 +79,28 @@ def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeli
     return Timeline(edges, doing, bids)
 
 
+def _device(batch: BatchState) -> Iterable[tuple[int, int]]:
+    """When the device worked at it: forward and sampling, in one where nothing came between."""
+    if batch.forward[1] == batch.sampling[0]:
+        return ((batch.start, batch.end),)
+    return batch.forward, batch.sampling
+
+
 def _loops(batches: Sequence[BatchState], idles: Sequence[int]) -> list[tuple[int, int, int]]:
     """Between its works: from a result in its requests to the next turn that launched something, unless the loop
     was idle, and from a launch to the wait for a result."""
-    waits = np.array(sorted(b.waited for b in batches if b.waited), dtype=np.int64)
-    turns = np.array(sorted(b.turn or b.planned for b in batches if b.launched), dtype=np.int64)
-    rests = np.array(idles, dtype=np.int64)
+    waits = sorted(b.waited for b in batches if b.waited)
+    turns = sorted(b.turn or b.planned for b in batches if b.launched)
     spans = []
     for batch in batches:
-        if batch.launched and (at := int(np.searchsorted(waits, batch.launched))) < len(waits):
-            spans.append((batch.launched, int(waits[at]), batch.plan.bid))
+        if batch.launched and (at := bisect_left(waits, batch.launched)) < len(waits):
+            spans.append((batch.launched, waits[at], batch.plan.bid))
         if not batch.processed:
             continue
-        at = int(np.searchsorted(turns, batch.processed))
+        at = bisect_left(turns, batch.processed)
         if at < len(turns):
-            rest = int(np.searchsorted(rests, batch.processed))
-            end = int(turns[at]) if rest == len(rests) else min(int(turns[at]), int(rests[rest]))
+            rest = bisect_left(idles, batch.processed)
+            end = turns[at] if rest == len(idles) else min(turns[at], idles[rest])
             spans.append((batch.processed, end, batch.plan.bid))
     return spans
 

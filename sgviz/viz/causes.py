@@ -36,6 +36,7 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
         Cause.NEVER_FITS: ("alert", "//"),
         Cause.RETRACTION: ("protected", "//"),
         Cause.RECOMPUTE: ("protected", ".."),
+        Cause.PARKED: ("text", "//"),
         Cause.PREFILL: ("prefill", ""),
         Cause.DECODE: ("decode", ""),
         Cause.DECODE_BESIDE_PREFILL: ("mixed", "//"),

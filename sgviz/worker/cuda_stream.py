@@ -63,27 +63,41 @@ class Anchors:
         return self.newest
 
 
+@dataclass(slots=True)
+class Begun:
+    """A forward whose matrices were enqueued: the events around them, and the anchor that their times count from."""
+
+    anchor: Anchor
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+
+
 @dataclass(slots=True, kw_only=True)
 class InFlight:
-    """A forward that was enqueued: `host` holds the results once `copied` has passed."""
+    """A batch that was enqueued: `host` holds the results once `copied` has passed.
+
+    `sampling_from` is the event that ends the forward, unless the sampling was delayed.
+    """
 
     host: Sampled
     sampling: SamplingBatch
     of: Pass
-    anchor: Anchor
-    started: torch.cuda.Event
+    begun: Begun
+    sampling_from: torch.cuda.Event
     ended: torch.cuda.Event
+    copying: torch.cuda.Event
     copied: torch.cuda.Event
 
     def wait(self) -> GenerationBatchResult:
         self.copied.synchronize()
-        return to_result(
-            self.host,
-            self.sampling,
-            self.of,
-            self.anchor.at(self.started),
-            self.anchor.at(self.ended),
+        at, begun = self.begun.anchor.at, self.begun
+        result = to_result(self.host, self.sampling, self.of, at(begun.started), at(self.ended))
+        result.forward_end_ns = at(begun.ended)
+        result.sample_start_ns = (
+            result.forward_end_ns if self.sampling_from is begun.ended else at(self.sampling_from)
         )
+        result.copy_start_ns, result.copy_end_ns = at(self.copying), at(self.copied)
+        return result
 
 
 class CudaStreams:
@@ -101,33 +115,33 @@ class CudaStreams:
         with torch.cuda.stream(self._forward):
             work()
 
-    def begin(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.Event, Tensor]:
-        """Enqueue the first half of a forward whose sampling waits; what it gave, and the event of its start."""
-        self._anchors.current()
-        started = torch.cuda.Event(enable_timing=True)
+    def begin(self, work: Callable[[], Tensor]) -> tuple[Begun, Tensor]:
+        """Enqueue a forward without its sampling; the logits."""
+        begun = Begun(self._anchors.current(), _timed(), _timed())
         with torch.cuda.stream(self._forward):
-            started.record(self._forward)
-            return started, work()
+            begun.started.record(self._forward)
+            logits = work()
+            begun.ended.record(self._forward)
+        return begun, logits
 
-    def run(
-        self,
-        work: Callable[[], Sampled],
-        sampling: SamplingBatch,
-        of: Pass,
-        started: torch.cuda.Event | None = None,
+    def finish(
+        self, begun: Begun, work: Callable[[], Sampled], sampling: SamplingBatch, of: Pass, *, delayed: bool
     ) -> InFlight:
-        """Enqueue `work` and the copy of what it sampled; `started`: of the half that `begin` enqueued."""
-        anchor = self._anchors.newest if started else self._anchors.current()
-        first = started or torch.cuda.Event(enable_timing=True)
-        ended = torch.cuda.Event(enable_timing=True)
-        copied = torch.cuda.Event()
+        """Enqueue the sampling `work` behind what `begin` enqueued, and the copy of what it gives.
+
+        Args:
+            delayed: the host held it back, so it has a start of its own.
+        """
+        sampling_from = _timed() if delayed else begun.ended
+        ended, copying, copied = _timed(), _timed(), _timed()
         with torch.cuda.stream(self._forward):
-            if started is None:
-                first.record(self._forward)
+            if delayed:
+                sampling_from.record(self._forward)
             sampled = work()
             ended.record(self._forward)
         self._copy.wait_event(ended)
         with torch.cuda.stream(self._copy):
+            copying.record(self._copy)
             host = Sampled(
                 tokens=self._to_host(sampled.tokens),
                 logprobs=self._to_host_if(sampled.logprobs),
@@ -139,9 +153,10 @@ class CudaStreams:
             host=host,
             sampling=sampling,
             of=of,
-            anchor=anchor,
-            started=first,
+            begun=begun,
+            sampling_from=sampling_from,
             ended=ended,
+            copying=copying,
             copied=copied,
         )
 
@@ -158,6 +173,10 @@ class CudaStreams:
 
     def _to_host_if(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else self._to_host(tensor)
+
+
+def _timed() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 class CudaLaunch:

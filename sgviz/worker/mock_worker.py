@@ -5,7 +5,8 @@ the new ids at `out_cache_loc`, reads every position back through the row table,
 the next token depends on the true history alone, and any error in slots, rows or lengths changes the output
 (or, with `check=True`, raises KvMismatch with the position). Decode inputs come by row from a FutureMap of
 its own, as on the real device. Mirrors TpModelWorker's behaviour towards the scheduler, nothing inside it;
-sampling parameters have no influence, except that `min_new_tokens` keeps the end-of-sequence id away.
+sampling parameters have no influence, except that `min_new_tokens` keeps the end-of-sequence id away, and that
+a token which a grammar does not allow gives way to the next id that it does.
 Imports: batch, worker.snapshot, worker.stream, errors (no torch).
 """
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.batch.vocab_mask import Constrained, VocabMask, constrained_members, fill_vocab_mask
 from sgviz.errors import SgvizError
 from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
 from sgviz.worker.random_bits import mix64
@@ -67,6 +69,8 @@ class _Forward:
     seconds: float
     known: list[list[int]] | None
     return_logprob: bool
+    constrained: Constrained
+    mask: VocabMask | None = None
     start_ns: int = 0
 
 
@@ -130,6 +134,7 @@ class MockWorker:
             seconds=duration(batch) if callable(duration) else duration or 0.0,
             known=[req.fill_ids() for req in batch.reqs] if self._check else None,
             return_logprob=batch.return_logprob,
+            constrained=constrained_members(batch),
         )
         self._launched += 1
         number = self._launched
@@ -139,6 +144,8 @@ class MockWorker:
         return self._begin(forward, number, lambda: self._forward(forward))
 
     def _begin(self, forward: _Forward, number: int, bits: Callable[[], Bits]) -> WorkerLaunch:
+        if forward.constrained:
+            forward.mask = fill_vocab_mask(forward.constrained, self.info.vocab_size, self.info.eos_token_ids)
         return WorkerLaunch(
             forward.batch.bid, number, self._stream.submit(lambda: self._sample(forward, number, bits()))
         )
@@ -166,6 +173,8 @@ class MockWorker:
 
     def _sample(self, forward: _Forward, number: int, bits: Bits) -> GenerationBatchResult:
         tokens = self._choose(forward, bits)
+        if forward.mask is not None:
+            tokens = forward.mask.corrected(tokens, self.info.vocab_size)
         self._store(forward.batch.rows, tokens)
         self._sleep(forward.seconds, forward.start_ns)
         result = GenerationBatchResult(

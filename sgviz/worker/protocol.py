@@ -41,22 +41,42 @@ class WorkerInfo:
 
 
 @dataclass(slots=True, kw_only=True)
-class GenerationBatchResult:
+class DeviceTimes:
+    """When the device did what for one batch: by its own clock, put on the host's monotonic one (ns).
+
+    Attributes:
+        start_ns, end_ns: the batch, from its first operation to the last of its sampling.
+        forward_end_ns: the logits are there. A decode graph takes the argmax too, which is then in the forward.
+        sample_start_ns: the same moment, or a later one where the sampling was delayed: the device waits in between.
+        copy_start_ns, copy_end_ns: the results go to the host. On a GPU that has a stream of its own, beside the next
+            forward; on a CPU they are there already, and lists are made of them.
+
+    Of the last four, 0 says that the worker does not tell: the mock device has no such parts, and the simulated one
+    a cost for the whole only, with the sampling in it and the copy left out.
+    """
+
+    start_ns: int
+    end_ns: int
+    forward_end_ns: int = 0
+    sample_start_ns: int = 0
+    copy_start_ns: int = 0
+    copy_end_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationBatchResult(DeviceTimes):
     """What a forward gave, in the order of the batch's requests.
 
     Attributes:
         next_token_ids: one a request; the entry of an unfinished chunk is not to be used.
         logprobs: natural log of the chosen token's probability by request, or None if nobody asked.
         top_logprobs: by request `(logprob, token id)`, best first; empty for those who did not ask.
-        start_ns, end_ns: when the device was busy, on the host's monotonic clock.
         can_run_cuda_graph: the device replayed a captured CUDA graph.
     """
 
     bid: int
     next_token_ids: list[int]
     forward_pass_id: int
-    start_ns: int
-    end_ns: int
     logprobs: list[float] | None = None
     top_logprobs: list[list[tuple[float, int]]] | None = None
     can_run_cuda_graph: bool = False

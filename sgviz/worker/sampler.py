@@ -1,10 +1,10 @@
 """Sampler: logits -> tokens and logprobs.
 
-Order of SGLang: penalties (additive, then repetition), min_new_tokens, logit_bias, NaN clean-up, then argmax
-for greedy rows, and for the others temperature, softmax, top-k / top-p / min-p and a draw. Different from it:
+Order of SGLang: penalties (additive, then repetition), min_new_tokens, grammar, logit_bias, NaN clean-up, then
+argmax for greedy rows, and for the others temperature, softmax, top-k / top-p / min-p and a draw. Different from it:
 every draw is the inverse CDF at a number hashed from (seed, place in the output), so a row's token depends on
 that row alone; and a row is sorted only as far as its filters reach. Two rows with the same probability rank
-by token id. Imports: worker.penalties, worker.random_bits, worker.sampling_batch, torch.
+by token id. Imports: batch, worker.penalties, worker.random_bits, worker.sampling_batch, torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sgviz.batch.vocab_mask import WORD_BITS, VocabMask
 from sgviz.worker.penalties import PenaltyState
 from sgviz.worker.random_bits import uniforms
 from sgviz.worker.sampling_batch import SamplingBatch, SamplingColumns
@@ -53,10 +54,11 @@ class Sampler:
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         """`logits` [B, vocab] float32 may be overwritten."""
         columns = batch.columns
-        if columns.plain:
+        if batch.plain:
             return Sampled(tokens=_argmax(logits))
         self._edit(logits, batch)
-        _clean(logits)
+        if _clean(logits) and batch.vocab_mask is not None:
+            self._mask(logits, batch.vocab_mask)
         sampled = Sampled(tokens=self._tokens(logits, batch))
         if len(columns.asked):
             self._add_logprobs(sampled, logits, columns)
@@ -83,11 +85,26 @@ class Sampler:
             )
         if len(columns.barred_member):
             early = (batch.output_index < columns.min_new_tokens)[columns.barred_member]
+            if batch.vocab_mask is not None:  # which keeps the end away itself, where that can be
+                early &= ~np.isin(columns.barred_member, batch.vocab_mask.members)
             members, ids = columns.barred_member[early], columns.barred_id[early]
             logits[self._put(members), self._put(ids)] = -torch.inf
+        if batch.vocab_mask is not None:
+            self._mask(logits, batch.vocab_mask)
         if len(columns.bias_member):
             where = (self._put(columns.bias_member), self._put(columns.bias_id))
             logits.index_put_(where, self._put(columns.bias_value).to(logits.dtype), accumulate=True)
+
+    def _mask(self, logits: Tensor, mask: VocabMask) -> None:
+        """Bar what the grammars do not allow, in place."""
+        members, vocab = self._put(mask.members), logits.shape[1]
+        if self._device.type == "cpu":
+            barred = torch.from_numpy(~mask.allowed(vocab))
+        else:  # an eighth of the bytes travels
+            words = torch.from_numpy(mask.words).to(self._device)
+            bits = torch.arange(WORD_BITS, dtype=torch.int32, device=self._device)
+            barred = ((words[:, :, None] >> bits) & 1).flatten(1)[:, :vocab] == 0
+        logits[members] = logits[members].masked_fill_(barred, -torch.inf)
 
     def _tokens(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         columns = batch.columns
@@ -258,7 +275,12 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE).argmax(-1)
 
 
-def _clean(logits: Tensor) -> None:
-    """Make rows with NaN, or without a finite best, usable in place; other rows stay what they mean."""
-    if not bool(logits.amax(-1).isfinite().all()):
-        logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE)
+def _clean(logits: Tensor) -> bool:
+    """Make rows with NaN, or without a finite best, usable in place; says whether there were any.
+
+    Other rows stay what they mean, but for -inf, which is finite then.
+    """
+    if bool(logits.amax(-1).isfinite().all()):
+        return False
+    logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE)
+    return True

@@ -2,7 +2,7 @@
 
 Built in the scheduler's thread at launch, so nothing of it follows the requests afterwards. What depends on
 the members alone (`SamplingColumns`) is kept from launch to launch while the members stay the same: a decode
-step then costs one subtraction. Mirrors SGLang's SamplingBatchInfo; simplified: no grammars, no custom logit
+step then costs one subtraction. Mirrors SGLang's SamplingBatchInfo; simplified: no custom logit
 processors. Imports: batch, worker.random_bits (no torch).
 """
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.batch.vocab_mask import VocabMask
 from sgviz.messages import SamplingParams
 from sgviz.worker.random_bits import Bits, seed_of
 
@@ -112,12 +113,19 @@ class SamplingBatch:
         output_index: [B] place in the output of the token sampled now (0 is the first).
         final: [B] False for a chunk whose prompt goes on: its token is not used.
         fresh: penalized members that begin here, with the output they have already (after a retraction).
+        vocab_mask: what those under a grammar may have; filled in when the batch is sampled.
     """
 
     columns: SamplingColumns
     output_index: Ints
     final: Bools
     fresh: list[tuple[int, list[int]]]
+    vocab_mask: VocabMask | None = None
+
+    @property
+    def plain(self) -> bool:
+        """One argmax is all."""
+        return self.columns.plain and self.vocab_mask is None
 
     @classmethod
     def from_batch(

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
 from sgviz.model.decode_graph import DecodeInputs
 from sgviz.model.fetch import resolve_model
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.model_config import Quantization
-from sgviz.worker.cuda_stream import CudaLaunch, CudaStreams, InFlight
+from sgviz.worker.cuda_stream import Begun, CudaLaunch, CudaStreams, InFlight
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.host_result import Pass, to_result
 from sgviz.worker.model_runner import MemoryPlan, ModelRunner, resolve_device, resolve_dtype
@@ -35,8 +36,9 @@ from sgviz.worker.torch_threads import TorchThreads
 class _Work:
     """One launch as the stream sees it; nothing in it follows the scheduler.
 
-    `graph_inputs`: set if the decode graph runs it. `logits`, `best` (their argmax, from the graph), `started`,
-    `start_ns`, `error`: what the forward left for the sampling, which may be delayed.
+    `graph_inputs`: set if the decode graph runs it. `logits`, `best` (their argmax, from the graph), `begun` (on CUDA),
+    `start_ns` and `forward_end_ns` (on CPU), `error`: what the forward left for the sampling. `delayed`: that waits.
+    `constrained`: the members under a grammar; the scheduler's thread alone looks at them.
     """
 
     of: Pass
@@ -45,11 +47,14 @@ class _Work:
     rows: Tensor
     last_row: int
     decode_rows: int
+    constrained: Constrained = ()
     graph_inputs: DecodeInputs | None = None
     best: Tensor | None = None
     logits: Tensor | None = None
-    started: torch.cuda.Event | None = None
+    begun: Begun | None = None
     start_ns: int = 0
+    forward_end_ns: int = 0
+    delayed: bool = False
     error: Exception | None = None
 
 
@@ -117,13 +122,20 @@ class TpModelWorker:
         Raises BadBatch for a batch whose lists disagree, Unavailable after `close`.
         """
         work = self._snapshot(batch)
-        if not delay_sample:
+        if not delay_sample and not work.constrained:
             return self._submit(work)
+        work.delayed = True  # with grammars always: their masks are filled while the forward runs
         self._stream.submit(lambda: self._run_forward(work))
-        return DelayedLaunch(work.of.bid, work.of.forward_pass_id, lambda: self._submit(work))
+        launch = DelayedLaunch(work.of.bid, work.of.forward_pass_id, lambda: self._submit(work))
+        if not delay_sample:
+            launch.sample()
+        return launch
 
     def _submit(self, work: _Work) -> Launch:
         """Put the forward, or what is left of it, on the stream."""
+        if work.constrained:
+            mask = fill_vocab_mask(work.constrained, self.info.vocab_size, self.info.eos_token_ids)
+            work.sampling = replace(work.sampling, vocab_mask=mask)
         cuda, bid, number = self._cuda, work.of.bid, work.of.forward_pass_id
         if cuda is None:
             return WorkerLaunch(bid, number, self._stream.submit(lambda: self._run_on_cpu(work)))
@@ -185,6 +197,7 @@ class TpModelWorker:
             rows=torch.from_numpy(taken.rows),
             last_row=int(taken.rows.max(initial=0)),
             decode_rows=taken.decode_rows,
+            constrained=constrained_members(batch),
         )
         graph = self.runner.decode_graph
         if graph is not None and taken.forward_mode.is_decode and len(taken.rows):
@@ -196,30 +209,48 @@ class TpModelWorker:
     def _run_forward(self, work: _Work) -> None:
         """The half before a delayed sampling. What it raises is raised by whoever waits for the sampling."""
         try:
-            work.start_ns = time.monotonic_ns()
-            if self._cuda is None:
-                work.logits = self._logits(work)
-            else:
-                work.started, work.logits = self._cuda.begin(lambda: self._logits(work))
+            self._forward(work)
         except Exception as error:
             work.error = error
 
-    def _run_on_cpu(self, work: _Work) -> GenerationBatchResult:
-        start = work.start_ns or time.monotonic_ns()
-        sampled = self._forward_and_sample(work)
-        return to_result(sampled, work.sampling, work.of, start, time.monotonic_ns())
+    def _forward(self, work: _Work) -> None:
+        if self._cuda is not None:
+            work.begun, work.logits = self._cuda.begin(lambda: self._logits(work))
+            return
+        work.start_ns = time.monotonic_ns()
+        work.logits = self._logits(work)
+        work.forward_end_ns = time.monotonic_ns()
 
-    def _run_on_cuda(self, work: _Work, cuda: CudaStreams) -> InFlight:
-        return cuda.run(lambda: self._forward_and_sample(work), work.sampling, work.of, work.started)
-
-    @torch.inference_mode()
-    def _forward_and_sample(self, work: _Work) -> Sampled:
+    def _end_forward(self, work: _Work) -> None:
+        """It has run, now or before. Raises what it raised."""
         if work.error is not None:
             raise work.error
-        logits = self._logits(work) if work.logits is None else work.logits
-        if work.best is not None and work.sampling.columns.plain:
+        if work.logits is None:
+            self._forward(work)
+
+    def _run_on_cpu(self, work: _Work) -> GenerationBatchResult:
+        self._end_forward(work)
+        sample_start = time.monotonic_ns() if work.delayed else work.forward_end_ns
+        sampled = self._sample(work)
+        end = time.monotonic_ns()
+        result = to_result(sampled, work.sampling, work.of, work.start_ns, end)
+        result.forward_end_ns, result.sample_start_ns = work.forward_end_ns, sample_start
+        result.copy_start_ns, result.copy_end_ns = end, time.monotonic_ns()
+        return result
+
+    def _run_on_cuda(self, work: _Work, cuda: CudaStreams) -> InFlight:
+        self._end_forward(work)
+        assert work.begun is not None
+        return cuda.finish(
+            work.begun, lambda: self._sample(work), work.sampling, work.of, delayed=work.delayed
+        )
+
+    @torch.inference_mode()
+    def _sample(self, work: _Work) -> Sampled:
+        assert work.logits is not None
+        if work.best is not None and work.sampling.plain:
             return Sampled(tokens=work.best)
-        sampled = self._sampler.sample(logits, work.sampling)
+        sampled = self._sampler.sample(work.logits, work.sampling)
         self._future_map.store(work.rows.to(self.device), sampled.tokens)
         return sampled
 

@@ -59,6 +59,13 @@ FACTS = {
     "page_size": ("gauge", SCHEDULER, ()),
     "num_pages": ("gauge", SCHEDULER, ()),
     "context_len": ("gauge", SCHEDULER, ()),
+    "num_grammar_queue_reqs": ("gauge", SCHEDULER, ()),
+    "num_grammar_total": ("counter", SCHEDULER, ()),
+    "num_grammar_cache_hit_total": ("counter", SCHEDULER, ()),
+    "num_grammar_aborted_total": ("counter", SCHEDULER, ()),
+    "num_grammar_timeout_total": ("counter", SCHEDULER, ()),
+    "num_so_requests_total": ("counter", TOKENIZER, ()),
+    "grammar_compilation_time_seconds": ("histogram", SCHEDULER, ()),
     "queue_time_seconds": ("histogram", SCHEDULER, ()),
     "per_stage_req_latency_seconds": ("histogram", SCHEDULER, ("stage",)),
     "evicted_tokens_total": ("counter", SCHEDULER, ()),
@@ -87,13 +94,13 @@ BUCKETS = {
 }
 # the rest of the facts sheet's section, whole or by its pattern
 NOT_HERE = """
-num_grammar_queue_reqs num_paused_reqs utilization max_running_requests_under_SLO
+num_paused_reqs utilization max_running_requests_under_SLO
 num_unique_running_routing_keys num_streaming_sessions streaming_session_held_tokens
 scheduler_process_cpu_seconds_total scheduler_stage_seconds_total estimated_flops_per_gpu_total
 estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total swa_token_usage mamba_usage
 swa_available_tokens max_total_num_tokens_swa kv_cache_memory_usage_gb weight_memory_usage_gb
 graph_memory_usage_gb startup_available_gpu_memory_gb spec_accept_length spec_accept_rate
-grammar_compilation_time_seconds grammar_schema_count num_grammar_total num_prefill_bootstrap_queue_reqs
+grammar_schema_count grammar_ebnf_size num_prefill_bootstrap_queue_reqs
 num_decode_transfer_queue_reqs pending_prealloc_token_usage prealloc_full_token_usage
 num_bootstrap_failed_reqs_total num_transfer_failed_reqs_total num_prefill_retries_total
 decode_deferred_kv_release_total kv_transfer_latency_ms dp_cooperation_realtime_tokens_total
@@ -101,7 +108,7 @@ dp_attention_tokens_total prefill_delayer_wait_seconds lora_pool_utilization hic
 routing_key_running_req_count routing_key_all_req_count weight_load_duration_seconds eplb_balancedness
 eviction_duration_seconds load_back_duration_seconds load_back_tokens_total hicache_dropped_tokens_total
 prefetched_tokens_total backuped_tokens_total storage_prefetch_hit_tokens_total prefetch_pgs backup_bandwidth
-num_so_requests_total spec_verify_calls_total get_loads_duration_seconds startup_time_seconds
+spec_verify_calls_total get_loads_duration_seconds startup_time_seconds
 startup_cuda_graph_time_seconds routing_keys_active encoder_requests
 """
 
@@ -166,6 +173,8 @@ def load(engine: Engine, url: str) -> None:
 
 def test_metrics_have_the_names_types_and_labels_of_sglang(served: tuple[Engine, str]) -> None:
     load(*served)
+    under_a_grammar = {"regex": "[0-9]{3}", "max_new_tokens": 8}
+    assert post(f"{served[1]}/generate", {"text": "x", "sampling_params": under_a_grammar}) == 200
     found = families(served[1])
     for name, (kind, base, own) in FACTS.items():
         family = found[name.removesuffix("_total")]

@@ -13,9 +13,11 @@ from sgviz.scheduler.stops import Stop
 MOST_STOPS = 20_000
 
 
-def run(config: dict[str, object], todo: list[Step]) -> tuple[TimedRig, list[Truth]]:
+def run(
+    config: dict[str, object], todo: list[Step], make: type[TimedRig] = TimedRig
+) -> tuple[TimedRig, list[Truth]]:
     """Play a workload until the scheduler is idle."""
-    rig = TimedRig(context_len=CONTEXT, vocab_size=VOCAB, eos_every=EOS_EVERY, **config)
+    rig = make(context_len=CONTEXT, vocab_size=VOCAB, eos_every=EOS_EVERY, **config)
     truths: list[Truth] = []
     count = 0
     for step in todo:

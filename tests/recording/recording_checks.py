@@ -59,6 +59,9 @@ def assert_batches_consistent(rec: Recording) -> None:
     for row in iterations.to_dict("records"):
         assert row["new_tokens"] == by_bid.new[row["bid"]] and row["batch_size"] == by_bid["size"][row["bid"]]
         assert row["kv_private"] >= 0
+        if not math.isnan(row["forward_ms"]):  # a device that tells its parts
+            assert math.isclose(row["forward_ms"] + row["sample_ms"], row["device_ms"], abs_tol=1e-9)
+            assert row["copy_ms"] >= 0 and row["forward_ms"] > 0
         # the device may be done before the host has told that it launched: two lines, not one
         for line in (
             ("planned", "launched", "finished", "processed"),
@@ -71,9 +74,10 @@ def assert_batches_consistent(rec: Recording) -> None:
 
 
 def assert_journey_complete(rec: Recording, rid: str, types: Sequence[str] = TYPES) -> None:
-    """All nine types, in order of time, each with facts."""
+    """All nine types, in order of time, each with facts; an answer that is not streamed ends as one body."""
     steps = rec.journey(rid)
-    assert tuple(step.type for step in steps) == tuple(types)
+    last = "response body" if steps[-1].holds["part"] == "body" else types[-1]
+    assert tuple(step.type for step in steps) == (*types[:-1], last)
     times = [step.t_ms for step in steps]
     assert times == sorted(times) and times[0] == 0.0
     assert all(step.holds and all(isinstance(text, str) for text in step.holds.values()) for step in steps)

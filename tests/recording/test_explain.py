@@ -17,6 +17,7 @@ from sgviz.events.schema import (
     QueueEntered,
     RequestAborted,
 )
+from sgviz.recording import Cause, Recording
 from sgviz.recording.explanation import WAITS, plain_ms
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -147,3 +148,31 @@ def test_times_are_written_without_an_exponent() -> None:
     assert [plain_ms(ns) for ns in (3_260_400_000, 12_340_000, 1_500_000, 12_000)] == [
         "3,260 ms", "12.3 ms", "1.50 ms", "0.012 ms"
     ]  # fmt: skip
+
+
+def waits_of_parts(rec: Recording, rid: str) -> dict[Cause, int]:
+    """What the explanation says of the stays in the queue, added up part by part."""
+    sums: dict[Cause, int] = {}
+    for stay in rec.explainer().standings.stays.get(rid, []):
+        for part in rec.explain(rid).parts:
+            inside = min(part.end_ns, stay.end or rec.t_end) - max(part.start_ns, stay.start)
+            if inside > 0:
+                sums[part.cause] = sums.get(part.cause, 0) + inside
+    return sums
+
+
+@profile(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@given(cases())
+def test_waits_added_up_quickly_are_those_of_the_parts(case: tuple[dict[str, object], list[Step]]) -> None:
+    rec = run(*case)[0].recording()
+    for rid in rec.rids:
+        assert rec.explainer().queue_waits(rec.request(rid)) == waits_of_parts(rec, rid)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_waits_of_a_crowd_added_up_quickly_are_those_of_the_parts(policy: str) -> None:
+    config: dict[str, object] = {"tokens": 192, "chunked_prefill_size": 16, "schedule_policy": policy}
+    rec = run(config, crowd(5))[0].recording()
+    found = {rid: rec.explainer().queue_waits(rec.request(rid)) for rid in rec.rids}
+    assert found == {rid: waits_of_parts(rec, rid) for rid in rec.rids}
+    assert {Cause.HEAD_OF_LINE, Cause.PLANNING} <= {cause for sums in found.values() for cause in sums}

@@ -22,6 +22,7 @@ from synthetic import SyntheticRun
 from workload import crowd
 
 from sgviz.errors import BadRequest, SgvizError
+from sgviz.events.schema import AnyBody, BatchFinished, BatchPlanned, Event, LoopResumed
 from sgviz.recording import Recording
 from sgviz.recording.export.tables import TABLES
 
@@ -67,6 +68,41 @@ def test_perfetto_has_a_slice_a_batch_and_a_track_a_component(rec: Recording, tm
     assert [p.track_event.name for p in device] == [f"{r.mode} #{r.bid}" for r in rec.iterations.itertuples()]
     starts = [(p.timestamp - rec.t0) / 1e6 for p in device]
     assert starts == pytest.approx(rec.iterations.start_ms.tolist())
+
+
+def test_perfetto_shows_forward_sampling_copy_and_where_a_debugger_held_it(tmp_path: Path) -> None:
+    plan = BatchPlanned(
+        bid=1, mode="decode", rids=("a",), extend_lens=(1,), prefix_lens=(4,), running=1, waiting=0, kv_free=0,
+        kv_evictable=0, kv_protected=0, new_token_ratio=0.5,
+    )  # fmt: skip
+    ran = BatchFinished(
+        bid=1, start_ns=300, end_ns=700, can_run_cuda_graph=True, forward_end_ns=600, sample_start_ns=600,
+        copy_start_ns=700, copy_end_ns=800,
+    )  # fmt: skip
+    bodies: list[tuple[int, AnyBody]] = [
+        (200, plan), (250, LoopResumed(since_ns=210, at="planned", why="step")), (900, ran),
+    ]  # fmt: skip
+    events = [Event(seq, t, "scheduler", 1, body) for seq, (t, body) in enumerate(bodies, 1)]
+    Recording(events).export("perfetto", tmp_path / "run.pftrace")
+    trace = read_trace(tmp_path / "run.pftrace")
+    slices: list[tuple[str, str, int, int]] = []
+    open_: dict[int, list[tuple[str, int]]] = {}
+    names = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
+    for packet in sorted(trace.packet, key=lambda p: p.timestamp):  # stable, as the trace processor sorts
+        event = packet.track_event
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            open_.setdefault(event.track_uuid, []).append((event.name, packet.timestamp))
+        elif event.type == TrackEvent.TYPE_SLICE_END:
+            name, start = open_[event.track_uuid].pop()
+            slices.append((names[event.track_uuid], name, start, packet.timestamp))
+    assert {
+        ("device", "decode #1", 300, 700), ("device", "forward", 300, 600), ("device", "sample", 600, 700),
+        ("device copy", "copy #1", 700, 800), ("scheduler", "parked", 210, 250),
+    } <= set(slices)  # fmt: skip
 
 
 def test_perfetto_flows_lead_from_request_to_batch_to_text(rec: Recording, tmp_path: Path) -> None:

@@ -2,123 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
+from hand_loop import MS, Hand, by_stage, ms, normal_loop, overlap_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sgviz.errors import BadRequest
 from sgviz.events.schema import (
-    AnyBody,
-    BatchFinished,
-    BatchLaunched,
-    BatchPlanned,
-    BatchProcessed,
     Event,
     LoopIdle,
-    OutputStreamed,
-    QueueEntered,
     RequestAborted,
 )
 from sgviz.recording.intervals import both, normal, total, without
-from sgviz.recording.overlap_account import OverlapAccount, StageTime, overlap_account
-
-MS = 1_000_000
-
-
-@dataclass
-class Hand:
-    """Writes the scheduler's events at given milliseconds."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def at(self, ms: float, body: AnyBody) -> None:
-        seq = len(self.events) + 1
-        self.events.append(Event(seq, round(ms * MS) + MS, "scheduler", 1, body))
-
-    def enter(self, ms: float, rid: str, taken: float) -> None:
-        body = QueueEntered(
-            rid=rid, position=0, prompt_tokens=1, max_new_tokens=1, stream=False,
-            received_ns=round(taken * MS) + MS,
-        )  # fmt: skip
-        self.at(ms, body)
-
-    def plan(self, ms: float, bid: int, mode: str = "decode") -> None:
-        body = BatchPlanned(
-            bid=bid, mode=mode, rids=("a",), extend_lens=(1,), prefix_lens=(0,), running=1, waiting=0,
-            kv_free=0, kv_evictable=0, kv_protected=0, new_token_ratio=0.5,
-        )  # fmt: skip
-        self.at(ms, body)
-
-    def launch(self, ms: float, bid: int, turn: float) -> None:
-        self.at(ms, BatchLaunched(bid=bid, forward_pass_id=bid, turn_ns=round(turn * MS) + MS))
-
-    def finish(self, ms: float, bid: int, ran: tuple[float, float], wait: float) -> None:
-        start, end = (round(value * MS) + MS for value in ran)
-        body = BatchFinished(
-            bid=bid, start_ns=start, end_ns=end, can_run_cuda_graph=True, wait_ns=round(wait * MS) + MS
-        )
-        self.at(ms, body)
-
-    def process(self, ms: float, bid: int, *finished: str) -> None:
-        self.at(ms, BatchProcessed(bid=bid, finished=finished))
-
-    def idle(self, ms: float) -> None:
-        self.at(ms, LoopIdle(kv_free=0, kv_evictable=0, kv_protected=0))
-
-
-def ms(seconds: float) -> float:
-    return round(seconds * 1000, 6)
-
-
-def by_stage(account: OverlapAccount) -> dict[str, StageTime]:
-    return {row.stage: row for row in account.stages}
-
-
-def normal_loop() -> Hand:
-    """Two forwards of 10 ms; before each 1 ms plan and 1 ms launch, after each 2 ms processing, nothing hidden.
-
-    0 turn | 1 planned | 2 launched | 3-13 device | 13.5 result | 15.5 processed | 16 turn | 17 | 18 |
-    19-29 device | 29.5 result | 31.5 processed, request over | 32 idle
-    """
-    hand = Hand()
-    hand.enter(0.5, "a", taken=0.25)
-    hand.plan(1, 1, "extend")
-    hand.launch(2, 1, turn=0)
-    hand.finish(13.5, 1, (3, 13), wait=2)
-    hand.process(15.5, 1)
-    hand.plan(17, 2)
-    hand.launch(18, 2, turn=16)
-    hand.finish(29.5, 2, (19, 29), wait=18)
-    hand.process(31.5, 2, "a")
-    hand.idle(32)
-    return hand
-
-
-def overlap_loop() -> Hand:
-    """Three forwards back to back from 3 to 33; the host works 2 to 9 and 13.5 to 20, all of it behind them.
-
-    0 turn | 1 planned | 2 launched bid 1 | 3 turn | 4 planned | 5 launched bid 2 | waits 5 to 13.5 | processes
-    bid 1 to 15.5 | streams to 16 | 16 turn | 17 planned | 18 launched bid 3 | waits 18 to 23.5 | ...
-    """
-    hand = Hand()
-    hand.enter(0.5, "a", taken=0.25)
-    hand.plan(1, 1, "extend")
-    hand.launch(2, 1, turn=0)
-    hand.plan(4, 2)
-    hand.launch(5, 2, turn=3)
-    hand.finish(13.5, 1, (3, 13), wait=5)
-    hand.process(15.5, 1)
-    hand.at(16, OutputStreamed(rids=("a",), tokens=(1,), finished=(False,)))
-    hand.plan(17, 3)
-    hand.launch(18, 3, turn=16)
-    hand.finish(23.5, 2, (13, 23), wait=18)
-    hand.process(25, 2)
-    hand.finish(33.5, 3, (23, 33), wait=26)
-    hand.process(34, 3, "a")
-    hand.idle(35)
-    return hand
+from sgviz.recording.overlap_account import overlap_account
 
 
 def test_the_normal_loop_hides_nothing() -> None:
@@ -229,9 +125,17 @@ def schedules(draw: st.DrawFn) -> list[Event]:
         hand.launch(now := now + draw(step), bid, turn)
         start = max(now, device) + draw(step)
         device = start + draw(step)
+        ran: tuple[float, ...] = (start, device)
+        if draw(st.booleans()):
+            middle = start + (device - start) / 2
+            device += (apart := draw(step))
+            ran = (start, middle, middle + apart, device, device, device + draw(step))
         wait = now + draw(step)
         now = max(wait, device) + draw(step)
-        hand.finish(now, bid, (start, device), wait)
+        hand.finish(now, bid, ran, wait)
+        if draw(st.booleans()):
+            hand.resume(now + 5, since=now)
+            now += 5
         hand.process(now := now + draw(step), bid, *(["a"] if bid == steps else []))
         now += draw(step)
     return hand.events
@@ -242,7 +146,7 @@ def test_the_account_adds_up_on_any_schedule(events: list[Event]) -> None:
     account = overlap_account(events, until="last_launch")
     assert account.device_idle_s == pytest.approx(account.host_exposed_s + account.handoff_s)
     assert account.runnable_s == pytest.approx(account.device_idle_s + account.device_busy_s)
-    assert account.host_busy_s + account.host_wait_s == pytest.approx(account.window_s)
+    assert account.host_busy_s + account.host_wait_s + account.parked_s == pytest.approx(account.window_s)
     assert account.host_hidden_s + account.host_exposed_s == pytest.approx(account.host_busy_s)
     host = [row for row in account.stages if row.component == "scheduler"]
     assert sum(row.hidden_s for row in host) == pytest.approx(account.host_hidden_s)
@@ -267,3 +171,52 @@ def test_interval_arithmetic_agrees_with_sets_of_moments(
     assert moments(without(a, b)) == moments(a) - moments(b)
     for result in (a, both(a, b), without(a, b)):
         assert result == normal(result)
+
+
+# ---------------------------------------------------------------- a stretch of a run that goes on
+
+
+def at(ms_: float) -> int:
+    return round(ms_ * MS) + MS
+
+
+def test_a_stretch_counts_what_lies_in_it() -> None:
+    account = overlap_account(overlap_loop().events, stretch=(at(3), at(23)))
+    assert account.until == "given stretch" and ms(account.window_s) == 20
+    # 3 to 5, 13.5 to 18 are work, all behind forwards that follow each other without a gap
+    assert ms(account.device_busy_s) == 20 and account.device_idle_s == 0
+    assert ms(account.host_hidden_s) == 6.5 and account.host_exposed_s == 0
+    assert account.launches == 2
+
+
+def test_stretches_side_by_side_add_up_to_the_whole() -> None:
+    events = normal_loop().events
+    whole = overlap_account(events, stretch=(at(0), at(32)))
+    parts = [overlap_account(events, stretch=(at(a), at(b))) for a, b in ((0, 7), (7, 16.25), (16.25, 32))]
+    for name in (
+        "host_hidden_s",
+        "host_exposed_s",
+        "host_wait_s",
+        "device_busy_s",
+        "device_idle_s",
+        "launches",
+    ):
+        assert sum(getattr(part, name) for part in parts) == pytest.approx(getattr(whole, name)), name
+
+
+def test_a_forward_that_is_not_over_is_no_idle_device() -> None:
+    """Cut in the middle of the second forward: it is under way, although nothing has told its start."""
+    events = [event for event in overlap_loop().events if event.t <= at(18)]
+    account = overlap_account(events, stretch=(at(3), at(18)))
+    assert account.device_idle_s == 0 and ms(account.device_busy_s) == 15
+    assert account.device[-1].start == at(13) and account.device[-1].end == at(18)
+
+
+def test_who_was_there_before_the_first_event_keeps_the_device_from_resting() -> None:
+    """Only the end of the normal loop is known; that a request was in it must be said."""
+    events = [event for event in normal_loop().events if event.t >= at(13.5)]
+    stretch = (at(14), at(19))
+    assert overlap_account(events, stretch=stretch).runnable_s == 0
+    account = overlap_account(events, stretch=stretch, open_rids=["a"])
+    assert ms(account.runnable_s) == 5 and ms(account.device_idle_s) == 5
+    assert ms(account.host_exposed_s) == 4  # 14 to 18

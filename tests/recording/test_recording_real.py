@@ -13,6 +13,7 @@ from recording_checks import (
 )
 
 import sgviz
+from sgviz.recording.overlap_account import overlap_account
 
 pytestmark = pytest.mark.slow
 LOOPS = ("normal", "overlap")
@@ -50,3 +51,21 @@ def test_memory_adds_up_under_pressure(loop: str, page: int) -> None:
             pass
         assert_idle_memory(engine.recording())
         assert engine.recording().fold().state.ledger.evictable == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_real_device_tells_forward_sampling_and_copy(loop: str) -> None:
+    with sgviz.Engine("tiny-llama", device="cpu", event_loop=loop, max_total_tokens=1024) as engine:  # type: ignore[arg-type]
+        prompts = [[5 + number] * (3 + number) for number in range(4)]
+        engine.generate(input_ids=prompts, sampling_params={"max_new_tokens": 6})
+        rec = engine.recording().freeze()
+    assert_recording_sound(rec)
+    table = rec.iterations
+    assert table[["forward_ms", "sample_ms", "copy_ms"]].notna().all().all()
+    account = overlap_account(rec.stamped())
+    assert len(account.copies) == len(table) and {span.stage for span in account.device} >= {
+        "decode",
+        "sample",
+    }
+    busy = sum(span.end - span.start for span in account.device) / 1e6
+    assert busy == pytest.approx(table.device_ms.sum())

@@ -14,7 +14,7 @@ from synthetic import SyntheticRun
 from sgviz.errors import SgvizError
 from sgviz.events import SCHEMA_VERSION, RingSink, Tracer
 from sgviz.events.schema import Event, LoopIdle, RequestDispatched
-from sgviz.recording import FileSink, Header, Recording, load
+from sgviz.recording import FileSink, Header, Recording, load, store
 from sgviz.recording.store import MAGIC, StoredRun, encode_header, read, write
 
 EVENTS = SyntheticRun(2, output=(2, 4)).events
@@ -171,13 +171,16 @@ def test_open_sink_is_readable_before_it_is_closed(tmp_path: Path) -> None:
         sink.close()
 
 
-def test_failing_disk_does_not_reach_the_loop_and_is_told_at_the_end(tmp_path: Path) -> None:
+def test_failing_disk_does_not_reach_the_loop_and_is_told_at_once_and_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sink = FileSink(tmp_path / "run.sgv", flush_s=60)
     sink._file.close()
     sink._file = open("/dev/full", "wb", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
     sink.extend(EVENTS)
     with pytest.raises(SgvizError, match=rf"incomplete: .*0 events were written, {len(EVENTS)} dropped"):
         sink.close()
+    assert [record.levelname for record in caplog.records if "stops here" in record.message] == ["ERROR"]
 
 
 def test_sink_needs_a_folder(tmp_path: Path) -> None:
@@ -205,6 +208,30 @@ def test_events_come_back_in_the_order_of_time_component_and_number(tmp_path: Pa
     assert read(tmp_path / "run.sgv").events == sorted(events, key=lambda event: event.sort_key)
     write(tmp_path / "empty.sgv", StoredRun(Header(), [], [], 0))
     assert read(tmp_path / "empty.sgv").events == []
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 300, 4096])
+def test_blocks_of_any_size_give_the_same_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    stranger = frame([1, EVENTS[5].t, "scheduler", 0, ["tree.painted", 7]])
+    path = make(tmp_path / "run.sgv", EVENTS)
+    path.write_bytes(path.read_bytes() + stranger + b"\x09\0\0\0cut")
+    monkeypatch.setattr(store, "_BLOCK", block)
+    run = read(path)
+    assert run.events == EVENTS and len(run.unknown) == 1 and run.truncated == 7
+
+
+def test_a_length_beyond_the_end_is_not_read_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged length must not make the rest of a large file be read again for every block."""
+    path = make(tmp_path / "run.sgv", EVENTS)
+    junk = b"\xff\xff\xff\x7f" + b"x" * 50_000
+    path.write_bytes(path.read_bytes() + junk)
+    monkeypatch.setattr(store, "_BLOCK", 1000)
+    blocks: list[int] = []
+    run = read(path, lambda stage, done, of: blocks.append(done))
+    assert run.events == EVENTS and run.truncated == len(junk)
+    assert len(blocks) <= (path.stat().st_size - len(junk)) // 1000 + 2
 
 
 def test_progress_is_told_while_loading_and_folding(tmp_path: Path) -> None:

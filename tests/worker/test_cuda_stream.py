@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,10 @@ from hand_driver import HandDriver, make_req
 
 from sgviz.batch.req import Req
 from sgviz.model.fetch import resolve_model
-from sgviz.worker.cuda_stream import ANCHOR_EVERY_NS, Anchor, Anchors
+from sgviz.worker import cuda_stream
+from sgviz.worker.cuda_stream import ANCHOR_EVERY_NS, Anchor, Anchors, CudaStreams
+from sgviz.worker.host_result import Pass
+from sgviz.worker.sampler import Sampled
 from sgviz.worker.tp_worker import TpModelWorker
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU")
@@ -64,6 +70,86 @@ class TestAnchors:
             now += ANCHOR_EVERY_NS // 10
             anchors.current()
         assert taken == 1 + 10
+
+
+class FakeStream:
+    """Operations take one unit of the device's time each, in order; an event takes none."""
+
+    def __init__(self, clock: FakeDevice) -> None:
+        self.clock, self.at = clock, 0
+
+    def run(self, units: int) -> None:
+        self.at = max(self.at, self.clock.earliest) + units
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.at = max(self.at, event.ns)
+
+
+class FakeEvent:
+    """An event on the device's clock, which is an hour ahead of the host's; told in float32 milliseconds."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.timed, self.ns = enable_timing, -1
+
+    def record(self, stream: FakeStream) -> None:
+        stream.run(0)
+        self.ns = stream.at
+
+    def synchronize(self) -> None:
+        assert self.ns >= 0, "waited for before it was recorded"
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.timed and end.timed and self.ns >= 0 and end.ns >= 0
+        return float(np.float32((end.ns - self.ns) / 1e6))
+
+
+@dataclass
+class FakeDevice:
+    """`earliest`: nothing that is enqueued from now on begins before (the host took so long)."""
+
+    earliest: int = HOUR_NS
+
+    def streams(self, monkeypatch: pytest.MonkeyPatch) -> CudaStreams:
+        cuda = types.SimpleNamespace(
+            synchronize=lambda device: None,
+            Stream=lambda device: FakeStream(self),
+            Event=FakeEvent,
+            stream=lambda stream: contextlib.nullcontext(),
+        )
+        monkeypatch.setattr(cuda_stream, "torch", types.SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(
+            cuda_stream, "time", types.SimpleNamespace(monotonic_ns=lambda: self.earliest - HOUR_NS)
+        )
+        made = CudaStreams(torch.device("cpu"))
+        monkeypatch.setattr(made, "_to_host", lambda tensor: (made._copy.run(200_000), tensor)[1])  # type: ignore[attr-defined]
+        return made
+
+
+@pytest.mark.parametrize("held_ns", [0, 5_000_000])
+def test_intervals_of_forward_sampling_and_copy(monkeypatch: pytest.MonkeyPatch, held_ns: int) -> None:
+    """On a device that is played: 3 ms of forward, 1 ms of sampling, 0.2 ms of copy; perhaps held back in between."""
+    device = FakeDevice()
+    streams = device.streams(monkeypatch)
+
+    def work(ns: int, gives: object) -> Callable[[], Any]:
+        return lambda: (streams._forward.run(ns), gives)[1]  # type: ignore[attr-defined]
+
+    device.earliest += 7_000_000
+    now = device.earliest - HOUR_NS
+    begun, logits = streams.begin(work(3_000_000, torch.zeros(1, 4)))
+    device.earliest += 3_000_000 + held_ns if held_ns else 0
+    sampled = work(1_000_000, Sampled(tokens=logits.argmax(dim=-1)))
+    of = Pass(bid=1, forward_pass_id=1, can_run_cuda_graph=False)
+    flight = streams.finish(begun, sampled, types.SimpleNamespace(), of, delayed=held_ns > 0)  # type: ignore[arg-type]
+    result = flight.wait()
+    assert result.next_token_ids == [0]
+    times = [result.start_ns, result.forward_end_ns, result.sample_start_ns, result.end_ns]
+    times += [result.copy_start_ns, result.copy_end_ns]
+    ms = [round((t - now) / 1e6, 2) for t in times]
+    held = held_ns / 1e6
+    assert ms == [0, 3, 3 + held, 4 + held, 4 + held, 4.2 + held]
+    following, _ = streams.begin(work(3_000_000, logits))
+    assert following.started.ns == flight.ended.ns  # type: ignore[attr-defined]  # the copy keeps nobody
 
 
 def test_forgetting_goes_through_the_streams_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +223,9 @@ def test_launches_behind_one_another_and_their_times(on_gpu: TpModelWorker) -> N
     after = time.monotonic_ns()
     tokens = zip(*[result.next_token_ids for result in results])
     assert [list(row) for row in tokens] == expected(on_gpu.info.model)
-    times = [t for result in results for t in (result.start_ns, result.end_ns)]
+    times = [t for result in results for t in (result.start_ns, result.forward_end_ns, result.end_ns)]
     assert times == sorted(times)
+    assert all(result.end_ns <= result.copy_start_ns <= result.copy_end_ns for result in results)
     slack = 50_000  # of the anchor
     assert before - slack <= times[0] and times[-1] <= after + slack
 

@@ -39,7 +39,8 @@ class RequestConverted(Body, frozen=True, tag="request.converted"):
 class ChunkSent(Body, frozen=True, tag="chunk.sent"):
     """Serving handed something to the HTTP layer.
 
-    `part`: role, delta, finish, usage, done, error (streamed) or body (not streamed). `chars` of text in it.
+    `part`: role, delta (content), reasoning, tool_call, finish, usage, done, error (streamed) or body (not
+    streamed). `chars` of text in it: content, thoughts, a function's name or arguments.
     """
 
     rid: str
@@ -89,8 +90,24 @@ class RequestFinished(Body, frozen=True, tag="request.finished"):
     cached_tokens: int
 
 
+class RequestRefused(Body, frozen=True, tag="request.refused"):
+    """The request was answered with an error before the scheduler heard of it. `where`: serving, tokenizer.
+
+    `status`: of HTTP; `reason`: the limit that it can never keep, if that is why; `prompt_tokens`: if they were
+    counted.
+    """
+
+    rid: str
+    where: str
+    status: int
+    why: str
+    reason: Reason | None = None
+    prompt_tokens: int | None = None
+
+
 class RequestAborted(Body, frozen=True, tag="request.aborted"):
-    """A request is ended before its time. `where`: tokenizer, intake, waiting, running, chunk, retract.
+    """A request is ended before its time. `where`: tokenizer, intake, grammar, waiting, running,
+    chunk, retract.
 
     `reason`: the limit that it can never keep, if that is why.
     """

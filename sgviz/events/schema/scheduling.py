@@ -28,6 +28,35 @@ class QueueEntered(Body, frozen=True, tag="queue.entered"):
     probe: bool = False
 
 
+class GrammarQueued(Body, frozen=True, tag="grammar.queued"):
+    """The request's grammar is not compiled yet: it waits, and enters the queue afterwards.
+
+    `grammar`: json_schema, regex, ebnf or structural_tag, of `chars` characters; `waiting`: requests that wait for
+    grammars, this one with them; `received_ns`: when the request was taken from the inbox.
+    """
+
+    rid: str
+    grammar: str
+    chars: int
+    waiting: int
+    received_ns: int
+
+
+class GrammarReady(Body, frozen=True, tag="grammar.ready"):
+    """The request has its grammar, or it turned out that there is none (`error`; the request ends with 400).
+
+    `hit`: it was in the cache; `compile_ns`: how long compiling took, off the loop (0: nobody knows, or it was there).
+    """
+
+    rid: str
+    grammar: str
+    chars: int
+    hit: bool
+    compile_ns: int
+    error: str
+    received_ns: int
+
+
 class QueueSorted(Body, frozen=True, tag="queue.sorted"):
     """The policy changed the order: `(rid, old rank, new rank)` of those that moved."""
 
@@ -157,9 +186,12 @@ class BatchLaunched(Body, frozen=True, tag="batch.launched"):
 
 
 class BatchFinished(Body, frozen=True, tag="batch.finished"):
-    """The device ran the batch from `start_ns` to `end_ns` (host's monotonic clock) and its result is here.
+    """The device ran the batch from `start_ns` to `end_ns` and its result is here.
 
-    The scheduler's thread waited for it from `wait_ns` until this event's own time.
+    The forward lasted from `start_ns` to `forward_end_ns`, the sampling from `sample_start_ns` to `end_ns` (apart
+    only if it was delayed), the copy of the results to the host from `copy_start_ns` to `copy_end_ns`. All by the
+    device's own clock, put on the host's monotonic one; 0: the device does not tell. The scheduler's thread waited
+    for the result from `wait_ns` until this event's own time.
     """
 
     bid: int
@@ -167,6 +199,10 @@ class BatchFinished(Body, frozen=True, tag="batch.finished"):
     end_ns: int
     can_run_cuda_graph: bool
     wait_ns: int = 0
+    forward_end_ns: int = 0
+    sample_start_ns: int = 0
+    copy_start_ns: int = 0
+    copy_end_ns: int = 0
 
 
 class TokensSampled(Body, frozen=True, tag="tokens.sampled"):
@@ -198,6 +234,17 @@ class LoopIdle(Body, frozen=True, tag="loop.idle"):
     kv_free: int
     kv_evictable: int
     kv_protected: int
+
+
+class LoopResumed(Body, frozen=True, tag="loop.resumed"):
+    """A debugger held the scheduler from `since_ns` until this event. `at`: the named stop or the kind of event.
+
+    `why`: the breakpoint, or what was waited for (step, pause). The device went on with what it had.
+    """
+
+    since_ns: int
+    at: str
+    why: str
 
 
 class LimitsChanged(Body, frozen=True, tag="limits.changed"):

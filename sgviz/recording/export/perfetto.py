@@ -15,10 +15,12 @@ from sgviz.errors import SgvizError
 from sgviz.events.schema import (
     ChunkSent,
     Event,
+    LoopResumed,
     OutputReceived,
     RequestDispatched,
     RequestFinished,
     RequestReceived,
+    RequestRefused,
     RequestTokenized,
     ResponseFinished,
     TextEmitted,
@@ -32,12 +34,13 @@ SEQUENCE = 1
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 BOOTTIME, REALTIME = 6, 1
 # a track's number is its uuid; requests come after the fixed ones
-PROCESS, HTTP, TOKENIZER, SCHEDULER, DEVICE, DETOKENIZER, REQUESTS = 1, 2, 3, 4, 5, 6, 7
+PROCESS, HTTP, TOKENIZER, SCHEDULER, DEVICE, DETOKENIZER, REQUESTS, COPIES = 1, 2, 3, 4, 5, 6, 7, 8
 COMPONENTS = {
     HTTP: "http",
     TOKENIZER: "tokenizer_manager",
     SCHEDULER: "scheduler",
     DEVICE: "device",
+    COPIES: "device copy",
     DETOKENIZER: "detokenizer",
     REQUESTS: "requests",
 }
@@ -146,10 +149,22 @@ def _batch(batch: BatchState, flows: dict[str, int]) -> Iterator[bytes]:
             SCHEDULER, batch.finished, batch.processed, f"process #{plan.bid}", {"bid": plan.bid}
         )
     if batch.end:
-        members = [flows[rid] for rid in plan.rids if rid in flows]
-        yield from _slice(DEVICE, batch.start, batch.end, f"{plan.mode} #{plan.bid}", notes, members)
+        yield from _on_device(batch, notes, [flows[rid] for rid in plan.rids if rid in flows])
     for track, value in zip(QUEUE_COUNTERS, (plan.running, plan.waiting)):
         yield _count(track, batch.planned, value)
+
+
+def _on_device(batch: BatchState, notes: dict[str, int | str], members: Sequence[int]) -> Iterator[bytes]:
+    """The batch with its forward and sampling inside, where the device tells them apart, and the copy beside it."""
+    plan = batch.plan
+    begin, end = _slice(DEVICE, batch.start, batch.end, f"{plan.mode} #{plan.bid}", notes, members)
+    yield begin
+    if batch.forward_end:
+        yield from _slice(DEVICE, *batch.forward, "forward", {})
+        yield from _slice(DEVICE, *batch.sampling, "sample", {})
+    yield end
+    if batch.copy_start:
+        yield from _slice(COPIES, batch.copy_start, batch.copy_end, f"copy #{plan.bid}", {"bid": plan.bid})
 
 
 def _kv(rows: Sequence[KvRow]) -> Iterator[bytes]:
@@ -185,6 +200,14 @@ def _component_events(events: Sequence[Event], flows: dict[str, int]) -> Iterato
             case ResponseFinished():
                 ends = fixed64(48, flows[body.rid]) if body.rid in flows else b""
                 yield _instant(HTTP, event.t, event.kind, {"rid": body.rid, "status": body.status}, ends)
+            case RequestRefused():
+                track = TOKENIZER if body.where == "tokenizer" else HTTP
+                told: dict[str, int | str] = {"rid": body.rid, "status": body.status, "why": body.why}
+                yield _instant(track, event.t, event.kind, told, _flow(flows, body.rid))
+            case LoopResumed():
+                yield from _slice(
+                    SCHEDULER, body.since_ns, event.t, "parked", {"at": body.at, "why": body.why}
+                )
 
 
 def _flow(flows: dict[str, int], rid: str) -> bytes:

@@ -2,7 +2,8 @@
 
 A launch is put behind the ones before on the device's timeline: it starts when the device is free, and takes as
 long as the cost model says. Waiting for its result is waiting for the timer: no thread, no stream. Tokens come
-from a seeded rule. Mirrors TpModelWorker towards the scheduler; the KV memory exists as slot numbers only.
+from a seeded rule. The cost is of the whole step, sampling and launches in it, so no part is told apart; the copy
+of a few ids costs nothing. Mirrors TpModelWorker towards the scheduler; the KV memory exists as slot numbers only.
 Imports: batch, worker, errors, numpy (no torch).
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
 from sgviz.errors import SgvizError, Unavailable
 from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
 from sgviz.worker.sim.cost_model import CostModel
@@ -26,7 +28,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Forward:
-    """What is needed of a batch once it was launched; `tops`: alternatives wanted, None: no logprobs."""
+    """What is needed of a batch once it was launched; `tops`: alternatives wanted, None: no logprobs.
+
+    `constrained`: the members under a grammar.
+    """
 
     bid: int
     number: int
@@ -35,6 +40,8 @@ class _Forward:
     tops: list[int] | None
     start_ns: int
     end_ns: int
+    constrained: Constrained
+    forward_end_ns: int = 0  # where the sampling was delayed, and then it takes no time of its own
 
 
 class SimWorker:
@@ -78,6 +85,7 @@ class SimWorker:
             asked,
             start,
             self._free_at,
+            constrained_members(batch),
         )
         return SimLaunch(self, forward, sampled=not delay_sample)
 
@@ -91,6 +99,7 @@ class SimWorker:
 
     def sample_late(self, forward: _Forward) -> None:
         """The sampling was waited with: the forward ends now, if its matrices are done."""
+        forward.forward_end_ns = forward.end_ns
         forward.end_ns = max(forward.end_ns, self._timer.now())
         self._free_at = max(self._free_at, forward.end_ns)
 
@@ -98,13 +107,19 @@ class SimWorker:
         return self._timer.now() >= forward.end_ns
 
     def result(self, forward: _Forward) -> GenerationBatchResult:
+        info = self.info
         tokens = self._tokens.tokens(forward.rows, forward.seq_lens)
+        if forward.constrained:
+            mask = fill_vocab_mask(forward.constrained, info.vocab_size, info.eos_token_ids)
+            tokens = mask.corrected(tokens, info.vocab_size) if mask is not None else tokens
         result = GenerationBatchResult(
             bid=forward.bid,
             next_token_ids=tokens,
             forward_pass_id=forward.number,
             start_ns=forward.start_ns,
             end_ns=forward.end_ns,
+            forward_end_ns=forward.forward_end_ns,
+            sample_start_ns=forward.end_ns if forward.forward_end_ns else 0,
             can_run_cuda_graph=True,
         )
         if forward.tops is not None:
