@@ -201,6 +201,32 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 300.0
 
 
+class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Structured output."""
+
+    grammar_backend: Annotated[
+        Literal["llguidance", "none"],
+        _meta(
+            "What compiles json_schema, regex, ebnf and structural_tag; none: refuse them.",
+            "SGLang: xgrammar",
+        ),
+    ] = "llguidance"
+    constrained_json_whitespace_pattern: Annotated[
+        str | None,
+        _meta(
+            "Regular expression of what may stand once between two tokens of JSON; default: a space, or a line "
+            "break and up to 32 blanks.",
+            "SGLang: any whitespace",
+        ),
+    ] = None
+    constrained_json_disable_any_whitespace: Annotated[
+        bool, _meta("Compact JSON: nothing may stand between its tokens.", "SGLang")
+    ] = False
+    grammar_timeout: Annotated[
+        float, _meta("Seconds a request waits for its grammar to compile.", "SGLang: 50", gt=0.0)
+    ] = 30.0
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP server."""
 
@@ -218,6 +244,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_response_default_include_usage: Annotated[
         bool, _meta("Streams end with usage even if not asked for.", "SGLang")
     ] = False
+    tool_call_parser: Annotated[
+        Literal["qwen", "qwen25", "hermes", "llama3", "mistral", "pythonic", "deepseekv3", "deepseekv31"]
+        | None,
+        _meta("Format in which the model calls functions; default: it is not given any.", "SGLang"),
+    ] = None
+    reasoning_parser: Annotated[
+        Literal["deepseek-r1", "qwen3", "qwen3-thinking"] | None,
+        _meta("Format of the model's thoughts; default: they are not told from the answer.", "SGLang"),
+    ] = None
     skip_server_warmup: Annotated[bool, _meta("Report ready without a first small generation.", "SGLang")] = (
         False
     )
@@ -262,6 +297,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sim: SimConfig = SimConfig()
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    grammar: GrammarConfig = GrammarConfig()
     serve: ServeConfig = ServeConfig()
     observe: ObserveConfig = ObserveConfig()
 
@@ -303,6 +339,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
                 param="chunked_prefill_size",
             )
+        _check_pattern(self.grammar.constrained_json_whitespace_pattern)
         for name in self.observe.allowed_labels:
             if not LABEL.fullmatch(name) or name in TAKEN_LABELS:
                 raise ConfigError(
@@ -315,6 +352,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 f"setting record = {self.observe.record!r}: with disable_events there are no events to record",
                 param="record",
             )
+
+
+def _check_pattern(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ConfigError(
+            f"setting constrained_json_whitespace_pattern = {pattern!r}: no regular expression, {error}",
+            param="constrained_json_whitespace_pattern",
+        ) from None
 
 
 class _Homes(dict[str, str]):

@@ -1,7 +1,7 @@
 """Req: one request inside the scheduler. Mirrors SGLang's `Req`.
 
 Life: waiting -> (chunk)* -> running -> finished; running -> retracted -> waiting; waiting -> aborted.
-What is simplified: no LoRA, sessions, grammars, multimodal inputs or speculative counters yet.
+What is simplified: no LoRA, sessions, multimodal inputs or speculative counters yet.
 Imports: messages, cache (types), events.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sgviz.batch.grammar import Grammar
 from sgviz.cache.req_kv import ReqKvInfo
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import FinishReason, SamplingParams
@@ -31,6 +32,7 @@ class Req:
         requeued_ns: when a retraction last put it back into the queue.
         arrival: number of its newest entry into the queue.
         inflight: launched forwards that will give it a token and are not processed.
+        grammar: the state of its grammar after `output_ids`, if it is under one.
         tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
 
@@ -58,6 +60,7 @@ class Req:
     requeued_ns: int = 0
     arrival: int = 0
     inflight: int = 0
+    grammar: Grammar | None = None
     tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
     output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)

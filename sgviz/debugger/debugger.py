@@ -1,6 +1,6 @@
 """Debugger: step through a running scheduler, look at it, change its limits, and let it go again.
 
-SGLang has no counterpart. Imports: debugger.link, messages, scheduler (grammar), recording.
+SGLang has no counterpart. Imports: debugger.link, messages, recording.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from sgviz.debugger.bridge import LONGEST_WAIT_S, Asked, DebugReply, Wait
+from sgviz.debugger.bridge import LONGEST_WAIT_S, Asked, DebugReply, StepTo, Wait
 from sgviz.debugger.link import Heartbeat, Link
 from sgviz.debugger.past import Past
 from sgviz.debugger.routes import command_of
-from sgviz.errors import BadRequest, NotFound, SgvizError, Unavailable, suggest
+from sgviz.errors import BadRequest, SgvizError, Unavailable, suggest
 from sgviz.events import Event
 from sgviz.messages.debug import (
     LEASE_S,
@@ -45,7 +45,6 @@ from sgviz.messages.debug import (
     Where,
 )
 from sgviz.recording import Moment
-from sgviz.scheduler.gate.grammar import quoted
 
 Test = str | Callable[[Event], object]
 TIMEOUT_S = 60.0
@@ -100,7 +99,11 @@ class Debugger:
             BadRequest: no such step, or `rid` is past it. Unavailable: nothing stopped it in time; it runs on.
         """
         if rid is not None or to is not None:
-            return self._run(Resume(until=self._goal(rid, to)), timeout)
+            if rid is None or to is None or to not in GOALS:
+                raise BadRequest(
+                    f"give both rid and to (one of {', '.join(GOALS)}), not rid={rid!r}, to={to!r}"
+                )
+            return self._run(StepTo(rid=rid, to=to), timeout)
         if what not in STEPS:
             raise BadRequest(f"step {what!r} is not one of {', '.join(STEPS)}{suggest(what, STEPS)}")
         return self._run(Resume(until="decision") if what == "decision" else Resume(to=what), timeout)
@@ -275,7 +278,7 @@ class Debugger:
             raise Unavailable("this debugger was closed")
         return self._link.ask(self._session, command)
 
-    def _run(self, resume: Resume, timeout: float | None) -> Where:
+    def _run(self, resume: Resume | StepTo, timeout: float | None) -> Where:
         return self._stopped(self._ask(resume).status.stop_no, timeout)
 
     def _stopped(self, after: int, timeout: float | None, *, keep: bool = False) -> Where:
@@ -311,34 +314,6 @@ class Debugger:
         view = known[key]
         assert isinstance(view, DebugView)
         return view
-
-    def _goal(self, rid: str | None, to: str | None) -> str:
-        """The text for a step of one request. Raises BadRequest if it is past it."""
-        if rid is None or to not in GOALS:
-            raise BadRequest(f"give both rid and to (one of {', '.join(GOALS)}), not rid={rid!r}, to={to!r}")
-        with contextlib.suppress(NotFound):
-            for view in self.types(rid):
-                if view.type == "Req":
-                    self._check_ahead(rid, to, view.fields)
-        return goal_text(rid, to)
-
-    @staticmethod
-    def _check_ahead(rid: str, to: str, req: dict[str, object]) -> None:
-        outputs = req["output_ids"]
-        if to == "first token" and outputs:
-            raise BadRequest(f"{rid} has its first token already")
-        if to == "prefill" and req["place"] == "running":
-            raise BadRequest(f"{rid} is past its prefill")
-
-
-def goal_text(rid: str, to: str) -> str:
-    """The text that describes the event at which `rid` is at `to`."""
-    name = quoted(rid)
-    return {
-        "prefill": f'planned and mode != "decode" and {name} in rids',
-        "first token": f"sampled and {name} in rids",
-        "finish": f'(processed and {name} in finished) or (aborted and rid == {name} and where != "running")',
-    }[to]
 
 
 class Breakpoints(Sequence[BreakpointView]):

@@ -18,6 +18,7 @@ from sgviz.channel import EVENT_HWM, PortArgs, Receiver, Sender
 from sgviz.config import Settings
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.events import BufferSink, Sink, Tracer, WallClock, schema
+from sgviz.grammar import make_compiler
 from sgviz.launch.messages import InitInfo
 from sgviz.launch.watchdog import Progress, Watchdog
 from sgviz.messages import ToDetokenizer, ToScheduler
@@ -64,6 +65,13 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
     to_detokenizer = Sender(context.zmq, ports.detokenizer_ipc_name)
     try:
         tokenizer = Tokenizer.load(Path(context.tokenizer_dir))
+        grammars = make_compiler(
+            settings.grammar,
+            tokenizer,
+            trace.clock,
+            vocab_size=worker.info.vocab_size,
+            eos_token_ids=worker.info.eos_token_ids,
+        )
         scheduler = Scheduler(
             settings,
             worker,
@@ -72,6 +80,7 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
             to_detokenizer=to_detokenizer,
             decode=tokenizer.decode,
             trace=trace,
+            grammars=grammars,
             policy=context.policy,
             debug=_debug_host(context),
         )
@@ -88,6 +97,8 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
             scheduler.run()
         finally:
             watchdog.stop()
+            if grammars is not None:
+                grammars.close()
     finally:
         worker.close()
         inbox.close()

@@ -36,7 +36,10 @@ class Templates:
 def _compiled(path: str) -> ChatTemplate:
     try:
         with open(path, encoding="utf-8") as file:
-            return ChatTemplate(file.read())
+            template = ChatTemplate(file.read())
+        if template.uses_messages:
+            return template
+        why = "is no chat template: it does not use `messages`"
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:

@@ -160,7 +160,9 @@ class DebugStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReqView(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in the scheduler. `place`: waiting, chunked or running. `admitted`: into the batch being planned.
+    """A request in the scheduler. `place`: grammar, waiting, chunked or running.
+
+    `admitted`: into the batch being planned.
 
     Tokens: `prompt`, `output` so far of `max_new`; `prefix` in KV when its extend was planned, which goes to
     `extend_end`; `kv_allocated` with a slot, of them `kv_protected` shared in the tree. `row`: 0 has none.
@@ -240,7 +242,7 @@ class PoolsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits in force. `pending`: those asked for that hold from the next stop on.
+    """The limits in force. `pending`: those asked for that hold from the next stop on. `policies`: that can be had.
 
     `max_total_tokens`: KV tokens of the pool; `to_retire` of them go as soon as they are free.
     """
@@ -251,6 +253,7 @@ class LimitsView(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int
     to_retire: int
     pending: dict[str, int | str]
+    policies: tuple[str, ...] = ()
 
 
 class TreeNodeView(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,6 @@ from sgviz.events.time_stats import TimeStats
 from sgviz.messages.sampling import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
-HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"  # of the rids of probes; no request may take one
 LONG_TEXT = 50_000  # characters (or ids) from which the tokenizer leaves the event loop's thread
 WEIGHT_VERSION = "default"  # weights are never updated in place
 
@@ -58,6 +57,8 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] = 0
     return_text_in_logprobs: bool = False
     extra_key: str | None = None
+    # output limit where sampling_params has none and that much is left; None: all that is left
+    default_new_tokens: int | None = None
     # monotonic ns at which the HTTP layer (or the caller) took the request; 0: now
     received_ns: int = 0
 

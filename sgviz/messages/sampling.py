@@ -16,6 +16,11 @@ TOP_K_ALL = 1 << 30
 MAX_STOP_STRINGS = 32
 MAX_N = 128
 GREEDY_BELOW = 1e-6
+DEFAULT_NEW_TOKENS = 128  # of SGLang's native request
+MAX_STOP_CHARS = 4096  # of one stop string
+GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")  # at most one of them
+JSON_GRAMMARS = ("json_schema", "structural_tag")  # those whose text is JSON
+MAX_GRAMMAR_CHARS = 1 << 18  # of the one given
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
@@ -23,9 +28,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
 
     `max_new_tokens` None means up to the end of the context. After `normalize`: `stop` is a tuple,
     greedy is `top_k == 1`, "all" is `TOP_K_ALL`.
+
+    One of `GRAMMAR_FIELDS` puts the output under a grammar: `json_schema` and `structural_tag` are JSON text,
+    `regex` must match the whole output, `ebnf` is a grammar text. Whether it compiles is found out by the scheduler.
     """
 
-    max_new_tokens: int | None = 128
+    max_new_tokens: int | None = DEFAULT_NEW_TOKENS
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -44,6 +52,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     stream_interval: int | None = None
     n: int = 1
     sampling_seed: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -55,6 +67,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def grammar_key(self) -> tuple[str, str] | None:
+        """`(field, text)` of the grammar that the output is under, if it is under one."""
+        for name in GRAMMAR_FIELDS:
+            text = getattr(self, name)
+            if text is not None:
+                return name, text
+        return None
 
     def normalize(self) -> SamplingParams:
         """Settle the special values."""
@@ -98,8 +119,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
             )
         if any(not text for text in self.stop_strings):
             raise BadRequest("a stop string must not be empty", param="stop")
+        longest = max(map(len, self.stop_strings), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise BadRequest(
+                f"a stop string may have at most {MAX_STOP_CHARS} characters, got one of {longest}",
+                param="stop",
+            )
         _check_ids("stop_token_ids", self.stop_token_ids or (), vocab_size)
         _check_bias(self.logit_bias, vocab_size)
+        _check_grammar(self)
 
 
 _RANGES = (
@@ -135,3 +163,30 @@ def _check_bias(bias: dict[str, float] | None, vocab_size: int) -> None:
                 f"logit_bias: {key!r} is not a token id (0 to {vocab_size - 1})", param="logit_bias"
             )
         _check_range("logit_bias", value, -100.0, 100.0, False)
+
+
+def _check_grammar(params: SamplingParams) -> None:
+    given = [name for name in GRAMMAR_FIELDS if getattr(params, name) is not None]
+    if len(given) > 1:
+        raise BadRequest(
+            f"at most one of {', '.join(GRAMMAR_FIELDS)}, got {' and '.join(given)}", param=given[1]
+        )
+    for name in given:
+        size = len(getattr(params, name))
+        if size > MAX_GRAMMAR_CHARS:
+            raise BadRequest(
+                f"{name} may have at most {MAX_GRAMMAR_CHARS} characters, got {size}", param=name
+            )
+        if not size and name != "regex":
+            raise BadRequest(f"{name} must not be empty", param=name)
+        if name in JSON_GRAMMARS:
+            _check_json(name, getattr(params, name))
+
+
+def _check_json(name: str, text: str) -> None:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{name} must be JSON: {error}", param=name) from None
+    if not isinstance(value, dict) and not (isinstance(value, bool) and name == "json_schema"):
+        raise BadRequest(f"{name} must be a JSON object, got {text[:60]}", param=name)

@@ -12,16 +12,22 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sgviz.errors import BadRequest
 
+# what a template can run into; the last: something is nested too deeply
+_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
 
 class ChatTemplate:
-    """One compiled template. Raises BadRequest for source that does not parse."""
+    """One compiled template. Raises BadRequest for source that does not parse.
+
+    `uses_messages`: whether it looks at the conversation at all.
+    """
 
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -32,6 +38,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self.uses_messages = "messages" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise BadRequest(f"the chat template does not parse: {error}", param="chat_template") from error
 
@@ -39,7 +46,7 @@ class ChatTemplate:
         """The prompt for `messages`. Raises BadRequest with the template's own words if it refuses them."""
         try:
             return self._template.render(messages=list(messages), **variables)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        except (TemplateError, *_FAULTS) as error:
             raise BadRequest(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error

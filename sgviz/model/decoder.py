@@ -165,11 +165,11 @@ class CausalLM(nn.Module):
         return self.lm_head.forward(self.model.norm.forward(hidden)).float()
 
     def pack(self, quantization: Quantization | None = None) -> None:
-        """Lay the weights out for the CPU, once (float32 only). All but the output projection may be int8."""
+        """Lay the weights out for the CPU, once (float32 only): all projections, the last one too, in one way."""
         packing = FLOAT32 if quantization is None else INT8
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.pack(packing, self.rope)
         self.rope.interleaved = True
-        self.lm_head.pack(FLOAT32, self.model.norm.fold())
+        self.lm_head.pack(packing, self.model.norm.fold(packing.keep_norm_weights))
         self.quantization = quantization

@@ -7,6 +7,7 @@ Imports: errors, model.chat_template, model.model_config (reading JSON), tokeniz
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -152,6 +153,22 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         found: int | None = self._backend.token_to_id(token)
         return found
+
+    def added_tokens(self) -> dict[int, str]:
+        """Tokens beside the learnt vocabulary, special or not, by id; their text is written as it is."""
+        return {int(i): str(token.content) for i, token in self._backend.get_added_tokens_decoder().items()}
+
+    @property
+    def decoder_types(self) -> tuple[str, ...]:
+        """The steps of its decoder as tokenizer.json names them, such as ("ByteLevel",); empty without one."""
+        decoder = self._backend.decoder
+        if decoder is None:
+            return ()
+        state: JsonObject = json.loads(decoder.__getstate__())
+        steps = state.get("decoders")
+        return (
+            tuple(str(step["type"]) for step in steps) if isinstance(steps, list) else (str(state["type"]),)
+        )
 
     def count_tokens(self, text: str, add_special_tokens: bool = True) -> int:
         return len(self.encode(text, add_special_tokens))

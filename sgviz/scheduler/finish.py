@@ -23,7 +23,8 @@ class Decode(Protocol):
 def finish_reason(req: Req, limits: Limits, decode: Decode) -> FinishReason | None:
     """The reason to end now, after the newest token was appended; None to go on.
 
-    Order: what was decided before (an abort), a broken token, stop strings, stop ids and EOS, length.
+    Order: what was decided before (an abort), a broken token, stop strings, stop ids and EOS, the end of the grammar,
+    length. (SGLang asks for the length before the grammar, which ends there with an end token only.)
     """
     if req.to_finish is not None:
         return req.to_finish
@@ -37,6 +38,8 @@ def finish_reason(req: Req, limits: Limits, decode: Decode) -> FinishReason | No
         return FinishReason(type="stop", matched=text_match)
     if not params.ignore_eos and (token in limits.eos_token_ids or token in (params.stop_token_ids or ())):
         return FinishReason(type="stop", matched=token)
+    if req.grammar is not None and req.grammar.ended:
+        return FinishReason(type="stop", matched=token if token in limits.eos_token_ids else None)
     if len(req.output_ids) >= req.max_new_tokens:
         return FinishReason(type="length", length=len(req.output_ids))
     return None

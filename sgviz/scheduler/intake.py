@@ -1,7 +1,7 @@
 """Messages into the scheduler: new requests, aborts, control. Mirrors `process_input_requests` (facts 5.2, 5.3).
 
 Simplified: a request that fails the scheduler's own checks is answered at once instead of running as a
-one-token prefill. Imports: messages, channel, batch, events.
+one-token prefill. Imports: messages, channel, batch, grammar, events.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from sgviz.batch.req import Req
 from sgviz.events import Reason, schema
+from sgviz.grammar import GrammarCompiler
 from sgviz.messages import (
     AbortReq,
     ConfigureTraceReq,
@@ -29,7 +30,9 @@ from sgviz.messages import (
     TokenizedGenerateReqInput,
     ToScheduler,
 )
-from sgviz.messages.generate import HEALTH_CHECK_PREFIX, most_new_tokens
+from sgviz.messages.generate import most_new_tokens
+from sgviz.messages.rids import HEALTH_CHECK_PREFIX
+from sgviz.scheduler.grammar_queue import GrammarQueue
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.state import SchedulerState
 
@@ -56,8 +59,11 @@ class Intake:
         ender: RequestEnder,
         to_tokenizer: Outbox,
         to_detokenizer: Outbox,
+        grammars: GrammarCompiler | None,
+        grammar_timeout: float,
     ) -> None:
         self._state = state
+        self._grammars = GrammarQueue(state, ender, grammars, grammar_timeout, self._enter)
         self._inbox = inbox
         self._ender = ender
         self._to_tokenizer = to_tokenizer
@@ -75,10 +81,11 @@ class Intake:
         }
 
     def receive(self) -> int:
-        """Handle all messages that are there; never waits. Returns how many there were."""
+        """Handle all messages that are there, and see whose grammar is; never waits. Returns how many messages."""
         messages = self._inbox.drain()
         for message in messages:
             self._handlers[type(message)](message)
+        self._grammars.look()
         return len(messages)
 
     def _generate(self, message: TokenizedGenerateReqInput) -> None:
@@ -104,9 +111,13 @@ class Intake:
             time_stats=message.time_stats,
         )
         req.time_stats.scheduler_recv = now
-        req.time_stats.wait_queue_entry = state.clock.now()
         state.live[req.rid] = req
-        state.enqueue(req)
+        self._grammars.take(req)
+
+    def _enter(self, req: Req) -> None:
+        """Into the waiting queue."""
+        req.time_stats.wait_queue_entry = self._state.clock.now()
+        self._state.enqueue(req)
         self._emit_entered(req)
 
     def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int, Reason | None] | None:
@@ -122,7 +133,7 @@ class Intake:
                 400,
                 Reason.NEVER_FITS,
             )
-        if limits.max_queued_requests is not None and len(state.waiting_queue) >= limits.max_queued_requests:
+        if limits.max_queued_requests is not None and state.num_queued >= limits.max_queued_requests:
             return (
                 f"the queue is full ({limits.max_queued_requests} requests wait); try again later",
                 503,
@@ -170,11 +181,12 @@ class Intake:
     def _flush(self, message: FlushCacheReqInput) -> None:
         state = self._state
         if state.is_fully_idle and state.cache.flush():
+            self._grammars.clear_cache()
             reply = FlushCacheReqOutput(id=message.id, success=True, message="cache flushed")
         else:
             why = (
-                f"cache not flushed: {len(state.waiting_queue)} requests wait and "
-                f"{len(state.live) - len(state.waiting_queue)} run"
+                f"cache not flushed: {state.num_queued} requests wait and "
+                f"{len(state.live) - state.num_queued} run"
             )
             if state.trace.on:
                 state.trace.emit(schema.CacheFlushed(ok=False, why=why))
@@ -212,6 +224,7 @@ def internal_state(state: SchedulerState) -> dict[str, int | float]:
     return {
         "num_running_reqs": state.num_running,
         "num_waiting_reqs": len(state.waiting_queue),
+        "num_grammar_queue_reqs": len(state.grammar_queue),
         "num_chunked_reqs": int(state.chunked_req is not None),
         "num_live_reqs": len(state.live),
         "forward_ct": state.forward_ct,

@@ -1,7 +1,7 @@
 """OverlapRules: when the overlap loop may not simply run ahead. Mirrors facts 5.4, steps 3 and 6.
 
-Two exceptions, each for one batch: its sampling waits for the result before it (delayed sampling, for whatever
-needs the last token on the host, as grammars do), or the result before it is processed before it is launched.
+Two exceptions, each for one batch: its sampling waits for the result before it (delayed sampling, for requests under
+a grammar, which needs the last token on the host), or the result before it is processed before it is launched.
 Imports: batch, config, scheduler.
 """
 
@@ -20,8 +20,8 @@ class OverlapRules:
         self._no_consecutive_prefill = schedule.disable_consecutive_prefill_overlap
 
     def needs_last_token(self, req: Req) -> bool:
-        """The next token of `req` can be chosen only by who has seen its last one. So far nobody asks for that."""
-        return False
+        """The next token of `req` can be chosen only by who has seen its last one: it is under a grammar."""
+        return req.grammar is not None
 
     def must_delay_sample(self, batch: ScheduleBatch) -> bool:
         """A member that needs its last token is launched while that token is under way (its own forward is counted)."""

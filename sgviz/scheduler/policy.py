@@ -183,6 +183,11 @@ _POLICIES: dict[str, Callable[[int], SchedulePolicy]] = {
 }
 
 
+def policy_names() -> tuple[str, ...]:
+    """The built-in ones."""
+    return tuple(_POLICIES)
+
+
 def make_policy(name: str, seed: int) -> SchedulePolicy:
     """The policy of that name: a built-in one, or the user's own as module:Class or file.py:Class.
 

@@ -33,8 +33,19 @@ class RequestEnder:
         self._streamer = streamer
         self._to_tokenizer = to_tokenizer
 
-    def drop(self, req: Req, where: str, why: str, reason: FinishReason | None = None) -> None:
-        """End a request that is not in a forward: give back its memory and send the final message."""
+    def drop(
+        self,
+        req: Req,
+        where: str,
+        why: str,
+        reason: FinishReason | None = None,
+        *,
+        cause: Reason | None = None,
+    ) -> None:
+        """End a request that is not in a forward: give back its memory and send the final message.
+
+        `cause`: the limit it can never keep, if that is why.
+        """
         state = self._state
         if req.kv.req_pool_idx or req.kv.node is not None:
             state.cache.release(req, [], insert=False, why="abort")
@@ -43,7 +54,7 @@ class RequestEnder:
         req.time_stats.completion = state.clock.now()
         state.live.pop(req.rid, None)
         if state.trace.on:
-            state.trace.emit(schema.RequestAborted(rid=req.rid, where=where, why=why))
+            state.trace.emit(schema.RequestAborted(rid=req.rid, where=where, why=why, reason=cause))
         if req.output_ids:
             self._streamer.stream_output([req])
         else:
@@ -74,11 +85,16 @@ class RequestEnder:
         waiting = {id(req) for req in state.waiting_queue if id(req) in meant}
         if waiting:
             state.waiting_queue = [req for req in state.waiting_queue if id(req) not in waiting]
+        compiling = {id(req) for req in state.grammar_queue if id(req) in meant}
+        if compiling:
+            state.grammar_queue = [req for req in state.grammar_queue if id(req) not in compiling]
         for req in reqs:
             if req is state.chunked_req:
                 state.chunk_aborted = why
             elif id(req) in waiting:
                 self.drop(req, "waiting", why)
+            elif id(req) in compiling:
+                self.drop(req, "grammar", why)
             elif req.to_finish is None:
                 req.to_finish = aborted(why)
                 if state.trace.on:

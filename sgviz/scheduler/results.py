@@ -7,6 +7,7 @@ Imports: batch, cache, worker protocol, messages, events.
 
 from __future__ import annotations
 
+from sgviz.batch.grammar import Failure
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.events import schema
@@ -58,7 +59,7 @@ class ResultProcessor:
         self._answer_probes(state)
 
     def _append(self, req: Req, i: int, result: GenerationBatchResult) -> bool:
-        """Take the new token unless the request is being aborted or wants none; says whether it was taken."""
+        """Take the new token unless the request is being aborted, wants none, or its grammar does not let it."""
         req.time_stats.prefill_finished = req.time_stats.prefill_finished or self._state.clock.now()
         if req.to_finish is not None:
             req.finished_reason = req.to_finish
@@ -66,7 +67,11 @@ class ResultProcessor:
         if req.max_new_tokens == 0:
             req.finished_reason = FinishReason(type="length", length=0)
             return False
-        req.output_ids.append(result.next_token_ids[i])
+        token = result.next_token_ids[i]
+        if req.grammar is not None and (failure := req.grammar.accept(token)) is not None:
+            req.finished_reason = _broken_off(failure, len(req.output_ids))
+            return False
+        req.output_ids.append(token)
         if req.return_logprob and result.logprobs is not None:
             req.output_logprobs.append(result.logprobs[i])
             req.output_top_logprobs.append(result.top_logprobs[i] if result.top_logprobs else [])
@@ -99,6 +104,10 @@ class ResultProcessor:
                     end_ns=result.end_ns,
                     can_run_cuda_graph=result.can_run_cuda_graph,
                     wait_ns=wait_ns,
+                    forward_end_ns=result.forward_end_ns,
+                    sample_start_ns=result.sample_start_ns,
+                    copy_start_ns=result.copy_start_ns,
+                    copy_end_ns=result.copy_end_ns,
                 )
             )
 
@@ -108,3 +117,11 @@ class ResultProcessor:
             rids = tuple([req.rid for req in taken])
             trace.emit(schema.TokensSampled(bid=bid, rids=rids, token_ids=tuple(tokens)))
             trace.emit(schema.BatchProcessed(bid=bid, finished=tuple([req.rid for req in ended])))
+
+
+def _broken_off(failure: Failure, tokens: int) -> FinishReason:
+    """The end of a request whose grammar gave up, or whose token its grammar does not know."""
+    message = f"the grammar cannot go on after {tokens} tokens: {failure.message}"
+    if failure.too_complex:
+        return FinishReason(type="abort", message=message, status_code=400, err_type="BadRequestError")
+    return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")

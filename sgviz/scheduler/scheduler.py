@@ -1,7 +1,7 @@
 """The Scheduler: its components joined, and the five verbs that the loops are written in.
 
 Mirrors SGLang's Scheduler as of 0.5.x. Time, chance, sockets and the worker are injected. Imports: batch,
-cache, worker protocol, channel, messages, events; never torch.
+cache, grammar, worker protocol, channel, messages, events; never torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from sgviz.cache.kv_cache import KVCache
 from sgviz.config import Settings
 from sgviz.events import Tracer, schema
 from sgviz.events.tracer import QUIET_MS
+from sgviz.grammar import GrammarCompiler
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.gate import DebugHost
@@ -33,6 +34,7 @@ from sgviz.scheduler.stops import Stop
 from sgviz.worker.protocol import Worker
 
 IDLE_WAIT_MS = 1000
+GRAMMAR_WAIT_MS = 1  # how late it may be seen that a grammar is compiled, when there is nothing else to do
 
 
 class Scheduler:
@@ -42,6 +44,7 @@ class Scheduler:
         settings: what may run together; memory sizes come from `worker.info`.
         inbox: messages from the TokenizerManager. to_tokenizer, to_detokenizer: where replies and output go.
         decode: token ids to text, for stop strings.
+        grammars: compiles what requests bring; None: such requests are refused.
         policy: an object that replaces the named policy of the settings.
         rules: when the overlap loop may not run ahead; None: as the settings say.
         debug: what a debugger's gate needs; None: nobody can attach.
@@ -57,6 +60,7 @@ class Scheduler:
         to_detokenizer: Outbox,
         decode: Decode,
         trace: Tracer,
+        grammars: GrammarCompiler | None = None,
         policy: SchedulePolicy | None = None,
         rules: OverlapRules | None = None,
         debug: DebugHost | None = None,
@@ -71,7 +75,9 @@ class Scheduler:
         streamer = OutputStreamer(state, to_detokenizer, decode)
         ender = RequestEnder(state, streamer, to_tokenizer)
         chosen = policy or make_policy(settings.schedule.schedule_policy, seed)
-        self.intake = Intake(state, inbox, ender, to_tokenizer, to_detokenizer)
+        self.intake = Intake(
+            state, inbox, ender, to_tokenizer, to_detokenizer, grammars, settings.grammar.grammar_timeout
+        )
         self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
         if self._gate is not None:
             self._gate.bind(self.planner)
@@ -98,7 +104,9 @@ class Scheduler:
     def _wait_for_message(self) -> None:
         """Block; before a long wait the events must be out."""
         self.state.trace.flush_if_due()
-        if not self._inbox.wait(QUIET_MS):
+        if self.state.grammar_queue:
+            self._inbox.wait(GRAMMAR_WAIT_MS)
+        elif not self._inbox.wait(QUIET_MS):
             self.state.trace.flush()
             self._inbox.wait(IDLE_WAIT_MS)
 

@@ -94,6 +94,7 @@ class SchedulerState:
     """The mutable heart. Only the scheduler's own thread touches it.
 
     Attributes:
+        grammar_queue: those whose grammars are being compiled; see GrammarQueue.
         live: every request that has not ended, by rid.
         chunked_req: at most one prompt that is being prefilled in pieces.
         chunk_aborted: the chunked request was aborted; the next plan drops it.
@@ -109,6 +110,7 @@ class SchedulerState:
     ratio: NewTokenRatio
     running_batch: ScheduleBatch
     waiting_queue: list[Req] = field(default_factory=list)
+    grammar_queue: list[Req] = field(default_factory=list)
     live: dict[str, Req] = field(default_factory=dict)
     chunked_req: Req | None = None
     chunk_aborted: str | None = None
@@ -126,8 +128,13 @@ class SchedulerState:
 
     @property
     def num_running(self) -> int:
-        """Requests past the queue whose prompt is not being cut: prefilled, decoding, or about to end."""
-        return len(self.live) - len(self.waiting_queue) - (self.chunked_req is not None)
+        """Requests past the queues whose prompt is not being cut: prefilled, decoding, or about to end."""
+        return len(self.live) - self.num_queued - (self.chunked_req is not None)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait, for a batch or for a grammar."""
+        return len(self.waiting_queue) + len(self.grammar_queue)
 
     def enqueue(self, req: Req) -> None:
         """Put a request, new or retracted, behind all that wait."""

@@ -16,6 +16,7 @@ from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
 from sgviz.events import BufferSink, Event, Sink, Tracer, WallClock, schema
 from sgviz.events.tracer import FLUSH_EVERY_NS
+from sgviz.grammar import make_compiler
 from sgviz.messages import ToDetokenizer, ToScheduler, ToTokenizer
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
@@ -192,6 +193,14 @@ class Stage:
             to_tokenizer=self._sender(self._to_tokenizer, clock),
             to_detokenizer=self._sender(self._to_detokenizer, clock),
             decode=self._tokenizer.decode,
+            grammars=make_compiler(
+                self._settings.grammar,
+                self._tokenizer,
+                clock,
+                vocab_size=worker.info.vocab_size,
+                eos_token_ids=worker.info.eos_token_ids,
+                inline=True,
+            ),
             trace=self._tracer("scheduler"),
             policy=policy,
         )

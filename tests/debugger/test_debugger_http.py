@@ -163,7 +163,8 @@ def test_it_takes_the_admin_key_if_there_is_one_else_the_api_key(keys: dict[str,
             assert debugger.pause().stop
 
 
-def test_open_streams_wait_and_end_with_the_same_tokens(url: str, engine: Engine) -> None:
+@pytest.mark.parametrize("parked_s", [3.0, pytest.param(30.0, marks=pytest.mark.long)])
+def test_open_streams_wait_and_end_with_the_same_tokens(url: str, engine: Engine, parked_s: float) -> None:
     plain = Streams(url).join()
     assert len(plain) == STREAMS
     with connect_debugger(url) as debugger:
@@ -173,7 +174,7 @@ def test_open_streams_wait_and_end_with_the_same_tokens(url: str, engine: Engine
         debugger.breakpoints.remove(number)
         eventually(lambda: len(engine.pipeline.manager.rid_to_state) == STREAMS)
         parked_at = of_scheduler(engine)[-1]
-        time.sleep(3.0)
+        time.sleep(parked_s)
         assert of_scheduler(engine)[-1] == parked_at and streams.ids == {}
         assert httpx2.get(f"{url}/health").status_code == 200
         assert httpx2.get(f"{url}/server_info").json()["internal_states"][0]["parked"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -24,6 +25,10 @@ def provoke(engine: Engine, moody: Moody, debugger: Debugger, kind: str) -> tupl
         debugger.pause()
         debugger.set_limits(chunked_prefill_size=16)
         return None, debugger.run()
+    if kind.startswith("grammar."):  # one that is not in the cache yet
+        params = {"regex": f"[a-c]{{{len(kind)}}}", "max_new_tokens": 2}
+        threading.Thread(target=engine.generate, args=("x", params), daemon=True).start()
+        return None, debugger.wait()
     moody.moody = kind == "policy.failed"
     for _ in range(10):  # when the requests arrive decides whether one of them is retracted
         load = Load(engine)

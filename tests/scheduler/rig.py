@@ -14,6 +14,7 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
 from sgviz.events import RingSink, TimeStats, Tracer, VirtualClock
 from sgviz.events.schema import EngineConfigured
+from sgviz.grammar import GrammarCompiler
 from sgviz.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -96,6 +97,7 @@ class Rig:
         rule: TokenRule | None = None,
         worker: Worker | None = None,
         policy: object | None = None,
+        grammars: GrammarCompiler | None = None,
         decode: Decode = letters,
         events: bool = True,
         **settings: object,
@@ -117,6 +119,7 @@ class Rig:
             decode=decode,
             trace=Tracer("scheduler", self.ring if events else None, self.clock),
             policy=policy,
+            grammars=grammars,
         )
         self.state = self.scheduler.state
         self.answers: dict[str, Answer] = {}

@@ -98,6 +98,10 @@ def test_launches_behind_one_another_need_no_result(worker: TpModelWorker, expec
     assert numbers == list(range(numbers[0], numbers[0] + TOKENS))
     for before, after in itertools.pairwise(results):
         assert before.start_ns <= before.end_ns <= after.start_ns
+    for result in results:
+        parts = (result.start_ns, result.forward_end_ns, result.end_ns, result.copy_end_ns)
+        assert list(parts) == sorted(parts) and result.start_ns < result.forward_end_ns
+        assert result.sample_start_ns == result.forward_end_ns and result.copy_start_ns == result.end_ns
 
 
 def test_sampling_does_not_depend_on_the_batch(worker: TpModelWorker) -> None:

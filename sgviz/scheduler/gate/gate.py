@@ -16,6 +16,7 @@ import msgspec
 
 from sgviz.errors import BadRequest, NotFound, SgvizError, Unavailable
 from sgviz.events import Event, NullSink, Sink
+from sgviz.events.schema import LoopResumed
 from sgviz.messages import (
     GetInternalStateReq,
     GetInternalStateReqOutput,
@@ -41,7 +42,7 @@ from sgviz.messages.debug import (
     SetLimits,
     Where,
 )
-from sgviz.messages.generate import HEALTH_CHECK_PREFIX
+from sgviz.messages.rids import HEALTH_CHECK_PREFIX
 from sgviz.scheduler.gate.host import DebugHost
 from sgviz.scheduler.gate.inbox import GatedInbox, Source
 from sgviz.scheduler.gate.limits import LimitChanges
@@ -101,6 +102,7 @@ class Gate:
         self._session: Session | None = None
         self._sink: BreakpointSink | None = None
         self._where: Where | None = None
+        self._opening = False  # the event that tells so is no place to park
         self._stop_no = 0
         self._note = ""
         self._doing: Mapping[type, Callable[[Session, Any], DebugReqOutput | None]] = MappingProxyType(
@@ -137,7 +139,7 @@ class Gate:
     def _seen(self, event: Event) -> None:
         """An event of the scheduler went by: park right there if a breakpoint says so."""
         session = self._session
-        if session is None or self.parked:
+        if session is None or self.parked or self._opening:
             return
         why = session.hit(event)
         if why and not self._is_expired(session):
@@ -148,6 +150,7 @@ class Gate:
         state, session = self._state, self._session
         assert session is not None
         session.goal = None
+        since = state.clock.now()
         self._stop_no += 1
         self._where = Where(
             stop_no=self._stop_no,
@@ -167,7 +170,15 @@ class Gate:
             if self.parked and self._session is not None:
                 self._is_expired(self._session)
         self._where = None
+        self._emit_resumed(since, stop.value if stop is not None else event.kind if event else "", why)
         self._tell()
+
+    def _emit_resumed(self, since: int, at: str, why: str) -> None:
+        trace = self._state.trace
+        if trace.on:
+            self._opening = True
+            trace.emit(LoopResumed(since_ns=since, at=at, why=why))
+            self._opening = False
 
     def _while_parked(self, message: ToScheduler) -> None:
         if isinstance(message, DebugReq):

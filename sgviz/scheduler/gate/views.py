@@ -28,6 +28,7 @@ from sgviz.messages.debug import (
 )
 from sgviz.scheduler.gate.limits import LimitChanges
 from sgviz.scheduler.planner import Planner
+from sgviz.scheduler.policy import policy_names
 from sgviz.scheduler.state import SchedulerState
 
 LONG = 16  # entries of a list that a type shows in full
@@ -59,12 +60,15 @@ class Viewer:
 
     def _running(self) -> tuple[ReqView, ...]:
         state = self._state
-        elsewhere = {id(req) for req in (*state.waiting_queue, state.chunked_req)}  # membership only
+        queued = (*state.waiting_queue, *state.grammar_queue)
+        elsewhere = {id(req) for req in (*queued, state.chunked_req)}  # membership only
         return tuple(self._req(req, "running") for req in state.live.values() if id(req) not in elsewhere)
 
     def _place(self, req: Req) -> str:
         if req is self._state.chunked_req:
             return "chunked"
+        if any(other is req for other in self._state.grammar_queue):
+            return "grammar"
         return "waiting" if any(other is req for other in self._state.waiting_queue) else "running"
 
     def _req(self, req: Req, place: str) -> ReqView:
@@ -141,6 +145,7 @@ class Viewer:
             max_total_tokens=self._state.cache.total,
             to_retire=self._changes.to_retire,
             pending=dict(self._changes.pending),
+            policies=policy_names(),
         )
 
     def _tree(self) -> tuple[TreeNodeView, ...]:

@@ -64,6 +64,13 @@ def _others(event: Event) -> str:
         case schema.QueueEntered():
             again = " again" if body.again else ""
             return f"{body.rid} entered the queue{again} at place {body.position}, {body.prompt_tokens} prompt tokens"
+        case schema.GrammarQueued():
+            return f"{body.rid} waits for its grammar ({body.grammar}, {body.chars} characters) to compile"
+        case schema.GrammarReady():
+            got = "was there" if body.hit else f"was compiled in {body.compile_ns / 1e6:.2f} ms"
+            return (
+                f"the grammar of {body.rid} ({body.grammar}) {f'failed: {body.error}' if body.error else got}"
+            )
         case schema.PrefixMatched():
             return f"the tree holds the first {body.tokens} tokens of {body.rid} (at most {body.limit} may be used)"
         case schema.BatchPlanned():

@@ -117,6 +117,7 @@ def test_launches_run_one_after_the_other_from_their_launch_on() -> None:
     assert not first.done()
     result = first.result()
     assert (result.start_ns, result.end_ns) == (500, 4500)
+    assert result.forward_end_ns == result.sample_start_ns == 0  # the cost is of the whole
     assert first.done() and not second.done()
     later = second.result()
     assert (later.start_ns, later.end_ns) == (4500, 10500)
@@ -140,7 +141,10 @@ def test_delayed_sampling_holds_the_device_until_it_is_sampled() -> None:
     assert not launch.done()
     launch.sample()
     assert launch.done()
-    assert launch.result().end_ns == 9000
+    result = launch.result()
+    # the matrices were done at 4000; the sampling that was waited for takes no time of its own
+    assert (result.forward_end_ns, result.sample_start_ns, result.end_ns) == (4000, 9000, 9000)
+    assert result.copy_start_ns == result.copy_end_ns == 0
     assert bench.worker.launch(bench.extend([bench.req("b", 1)])).result().start_ns == 9000
 
 

@@ -1,0 +1,28 @@
+"""The borders of this room: a backend compiles a grammar's text, what it compiled begins any number of times.
+
+Mirrors SGLang's BaseGrammarBackend. Imports: batch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sgviz.batch.grammar import Grammar
+
+Key = tuple[str, str]  # the field of SamplingParams, and its text
+
+
+class CompiledGrammar(Protocol):
+    """A grammar of which every request gets its own state."""
+
+    def start(self) -> Grammar:
+        """A state at the beginning; quick, for the scheduler's thread."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles. Called by several threads at once, never by the scheduler's."""
+
+    def compile(self, key: Key) -> CompiledGrammar:
+        """May take long. Raises BadRequest for a text that cannot be compiled, saying why."""
+        ...
