@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from sgviz.config import Settings
 from sgviz.debugger import Debugger, EngineLink
 from sgviz.debugger.debugger import TIMEOUT_S
-from sgviz.engine.chat import ChatReply
+from sgviz.engine.chat import ChatReply, chat_body
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, native_request
 from sgviz.engine.newest import Newest
@@ -46,6 +46,8 @@ class Engine:
         schedule_policy: a policy's name, your own class as module:Class or file.py:Class, or (threads only)
             an object with `name` and `order`; see `sgviz.scheduler.policy`.
         settings: any other setting of `sgviz.config` by its name.
+
+    An engine that nobody refers to any more (nor to a server of it) closes itself.
 
     Raises:
         ConfigError: a setting is unknown or not allowed. StartupError: nothing was left behind.
@@ -83,22 +85,21 @@ class Engine:
         trace = self.pipeline.make_tracer("engine")
         tell_started(trace, mode)
         self._calls = PythonCalls(self.pipeline.manager, trace, settings.served_model_name)
-        self._http = HttpFace(self.pipeline, self.recording)
+        self._http = HttpFace(self.pipeline, functools.partial(_recording_of, self.pipeline))
+        self._forgotten = weakref.finalize(self, _stop_soon, self.pipeline, self._http)
+        self._forgotten.atexit = False
         self._at_exit = functools.partial(_close_forgotten, weakref.WeakMethod(self.close))
         atexit.register(self._at_exit)
 
     # ------------------------------------------------------------------ requests
 
     def chat(self, messages: str | Sequence[Message], **params: object) -> ChatReply:
-        """Answer a conversation. `messages` may be one user text; `params` are those of chat completions."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        body = {
-            "messages": list(messages),
-            "model": self.settings.served_model_name,
-            **params,
-            "stream": False,
-        }
+        """Answer a conversation. `messages` may be one user text; `params` are those of chat completions.
+
+        Raises:
+            BadRequest: a parameter has no such name, or something has a value that is not allowed.
+        """
+        body = chat_body(messages, {"model": self.settings.served_model_name, **params})
         return ChatReply.of(self._call(self._http.post("/v1/chat/completions", body)))
 
     def generate(
@@ -185,19 +186,13 @@ class Engine:
 
     def serve(self, host: str | None = None, port: int | None = None) -> Server:
         """Open the OpenAI endpoint on this engine; port 0 takes a free one. StartupError if it is taken."""
-        return self._call(self._http.serve(host, port))
+        server = self._call(self._http.serve(host, port))
+        server.engine = self  # who holds the server need not hold the engine
+        return server
 
     def recording(self) -> Recording:
         """The events so far as tables; brought up to date whenever it is looked at."""
-        ring = self.pipeline.ring
-        anchors = tuple(
-            ClockAnchor(component=i.component, pid=i.pid, unix_ns=i.unix_ns, monotonic_ns=i.monotonic_ns)
-            for i in self.pipeline.infos.values()
-        )
-        header = Header(settings=self.settings.public(), anchors=anchors)
-        return Recording.live(
-            ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped, since=ring.since
-        )
+        return _recording_of(self.pipeline)
 
     def set_events(self, on: bool) -> None:
         """Switch events on or off in all components, for requests that come from now on.
@@ -236,6 +231,7 @@ class Engine:
     def close(self, grace: float | None = None) -> None:
         """Let running requests finish (at most `grace` seconds), then end every thread, process and socket."""
         atexit.unregister(self._at_exit)
+        self._forgotten.detach()
         self.pipeline.stop(grace, before_end=self._http.close)
 
     def __enter__(self) -> Engine:
@@ -286,6 +282,24 @@ def _is_normal(event_loop: str) -> bool:
     if event_loop not in ("normal", "overlap"):
         raise ConfigError(f"event_loop {event_loop!r} is not one of normal, overlap")
     return event_loop == "normal"
+
+
+def _recording_of(pipeline: Pipeline) -> Recording:
+    ring = pipeline.ring
+    anchors = tuple(
+        ClockAnchor(component=i.component, pid=i.pid, unix_ns=i.unix_ns, monotonic_ns=i.monotonic_ns)
+        for i in pipeline.infos.values()
+    )
+    header = Header(settings=pipeline.settings.public(), anchors=anchors)
+    return Recording.live(
+        ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped, since=ring.since
+    )
+
+
+def _stop_soon(pipeline: Pipeline, http: HttpFace) -> None:
+    """The last reference to an engine is gone: end it, from whatever thread the collector runs in."""
+    stop = functools.partial(pipeline.stop, 0.0, before_end=http.close)
+    threading.Thread(target=stop, name="sgviz-forgotten").start()
 
 
 def _close_forgotten(reference: weakref.WeakMethod[Any]) -> None:

@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, pipeline: Pipeline, handle: ServerHandle) -> None:
         self._pipeline, self._handle = pipeline, handle
+        self.engine: object = None
 
     @property
     def url(self) -> str:
@@ -115,6 +116,8 @@ class HttpFace:
             keys=keys,
             enable_cache_report=serve.enable_cache_report,
             default_include_usage=serve.stream_response_default_include_usage,
+            tool_call_parser=serve.tool_call_parser,
+            reasoning_parser=serve.reasoning_parser,
             custom_labels=CustomLabels(
                 header=observe.tokenizer_metrics_custom_labels_header, allowed=observe.allowed_labels
             ),

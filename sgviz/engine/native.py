@@ -16,6 +16,8 @@ from sgviz.events import Tracer
 from sgviz.events.schema import ResponseFinished
 from sgviz.messages import GenerateReqInput, SamplingParams
 from sgviz.messages.generate import new_rid, prompt_rids
+from sgviz.messages.rids import check_rid
+from sgviz.messages.sampling import DEFAULT_NEW_TOKENS
 from sgviz.serving.arrivals import Arrival, tell_converted, tell_received, text_chars
 from sgviz.serving.sampling import native_sampling
 from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
@@ -23,6 +25,7 @@ from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
 OPTIONS = ("rid", "return_logprob", "top_logprobs_num", "extra_key", "return_text_in_logprobs")
 PATH = "Engine.generate"
 CALLER_GONE = 499
+MAX_SHOWN = 80
 END = object()  # the last thing that `pump` puts
 Params = dict[str, Any]
 
@@ -38,7 +41,7 @@ def native_request(
     """A GenerateReqInput from the arguments of `Engine.generate`; it has a rid, or one a prompt.
 
     Raises:
-        BadRequest: an option is unknown, or a rid is no text.
+        BadRequest: an option is unknown, or a prompt or a rid is not what it must be.
     """
     unknown = next((name for name in options if name not in OPTIONS), None)
     if unknown is not None:
@@ -51,7 +54,15 @@ def native_request(
         params = [native_sampling(each) for each in sampling_params]
     else:
         params = native_sampling(sampling_params or {})
-    obj = GenerateReqInput(text=prompt, input_ids=input_ids, sampling_params=params, stream=stream, **options)
+    _check_prompt(prompt, input_ids)
+    obj = GenerateReqInput(
+        text=prompt,
+        input_ids=input_ids,
+        sampling_params=params,
+        stream=stream,
+        default_new_tokens=DEFAULT_NEW_TOKENS,
+        **options,
+    )
     obj.rid = _settle_rid(obj)
     return obj
 
@@ -129,14 +140,26 @@ class PythonCalls:
                 self._trace.emit(ResponseFinished(rid=rid, status=status))
 
 
+def _check_prompt(prompt: object, input_ids: object) -> None:
+    """The types; the rest is checked where HTTP requests are."""
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if prompt is not None and not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"prompt must be a text or a list of texts, got {_short(prompt)}", param="prompt")
+    if input_ids is not None and not isinstance(input_ids, list):
+        raise BadRequest(f"input_ids must be a list, got {_short(input_ids)}", param="input_ids")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _settle_rid(obj: GenerateReqInput) -> str | list[str]:
     """The caller's own, or a fresh one a prompt."""
     if obj.rid is None:
         return new_rid() if obj.is_single else [new_rid() for _ in obj.prompts]
-    given = obj.rid if isinstance(obj.rid, list) else [obj.rid]
-    wrong = next((rid for rid in given if not isinstance(rid, str)), None)
-    if wrong is not None:
-        raise BadRequest(f"rid must be a text, got {wrong!r}", param="rid")
+    for rid in obj.rid if isinstance(obj.rid, list) else [obj.rid]:
+        check_rid(rid)
     return obj.rid
 
 

@@ -1,16 +1,17 @@
 """The events of a request's arrival, one pair a prompt: HTTP requests and calls from Python tell them alike.
 
-SGLang has no counterpart. Imports: events, messages.
+SGLang has no counterpart. Imports: errors, events, messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from sgviz.errors import SgvizError
 from sgviz.events import Tracer
-from sgviz.events.schema import RequestConverted, RequestReceived
+from sgviz.events.schema import RequestConverted, RequestReceived, RequestRefused
 from sgviz.messages import GenerateReqInput
 from sgviz.serving.custom_labels import Labels
 
@@ -59,13 +60,22 @@ def tell_converted(trace: Tracer, rids: Sequence[str], obj: GenerateReqInput) ->
                 prompt_kind="text" if isinstance(prompt, str) else "input_ids",
                 # anything else is refused in a moment
                 size=len(prompt) if isinstance(prompt, str | list) else 0,
-                max_new_tokens=param.max_new_tokens,
+                max_new_tokens=obj.default_new_tokens
+                if param.max_new_tokens is None
+                else param.max_new_tokens,
                 temperature=param.temperature,
                 top_p=param.top_p,
                 top_k=param.top_k,
                 stop=param.stop_strings,
             )
         )
+
+
+def tell_refused(trace: Tracer, rids: Iterable[str], error: SgvizError) -> None:
+    """`request.refused` for every rid: serving takes none of them."""
+    if trace.on:
+        for rid in rids:
+            trace.emit(RequestRefused(rid=rid, where="serving", status=error.status, why=error.message))
 
 
 def text_chars(prompts: Sequence[object]) -> list[int]:

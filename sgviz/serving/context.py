@@ -111,6 +111,7 @@ class ServingContext:
         mounts: called with the app before it starts, to add routes (/metrics, /sgviz, /viz).
         enable_cache_report: cached tokens in `usage.prompt_tokens_details`.
         default_include_usage: streams end with usage even if not asked for.
+        tool_call_parser, reasoning_parser: formats of the model's calls and thoughts; None: not told apart.
         health_generation: /health sends a small request through the pipeline.
         custom_labels: which labels for metrics a request may bring.
         health_timeout: seconds a probe or a question to the scheduler may take.
@@ -127,6 +128,8 @@ class ServingContext:
     mounts: Sequence[Callable[[FastAPI], None]] = ()
     enable_cache_report: bool = False
     default_include_usage: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     health_generation: bool = True
     health_timeout: float = 20.0
     custom_labels: CustomLabels = field(default_factory=CustomLabels)

@@ -45,10 +45,6 @@ def _chooses_tools(value: Any, body: Body) -> bool:
     return value not in (None, "none", "auto")
 
 
-def _formats(value: Any, body: Body) -> bool:
-    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
-
-
 def _beyond_text(value: Any, body: Body) -> bool:
     return value is not None and value != ["text"]
 
@@ -81,24 +77,19 @@ class Later(msgspec.Struct, frozen=True):
 
 
 TABLE: tuple[Later, ...] = (
-    Later("tools", On.CHAT, "function calling"),
-    Later("tool_choice", On.CHAT, "function calling", _chooses_tools),
-    Later("web_search_options", On.CHAT, "web search", _not_none),
-    Later("functions", On.CHAT, "function calling"),
-    Later("function_call", On.CHAT, "function calling", _chooses_tools),
-    Later("response_format", On.OPENAI, "structured output", _formats),
-    Later("json_schema", On.OPENAI | On.SAMPLING, "structured output"),
-    Later("regex", On.OPENAI | On.SAMPLING, "structured output"),
-    Later("ebnf", On.OPENAI | On.SAMPLING, "structured output"),
-    Later("structural_tag", On.OPENAI | On.SAMPLING, "structured output"),
-    Later("guided_json", On.OPENAI, "structured output"),
-    Later("guided_regex", On.OPENAI, "structured output"),
-    Later("guided_choice", On.OPENAI, "structured output"),
-    Later("guided_grammar", On.OPENAI, "structured output"),
-    Later("structured_outputs", On.OPENAI, "structured output"),
+    Later("tools", On.COMPLETION, "function calling without chat"),
+    Later("tool_choice", On.COMPLETION, "function calling without chat", _chooses_tools),
+    Later("web_search_options", On.OPENAI, "web search", _not_none),
+    Later("functions", On.OPENAI, "the older form of function calling; tools is supported"),
+    Later("function_call", On.OPENAI, "the older form of function calling", _chooses_tools),
+    Later("guided_json", On.OPENAI, "structured output under this name; json_schema is supported"),
+    Later("guided_regex", On.OPENAI, "structured output under this name; regex is supported"),
+    Later("guided_choice", On.OPENAI, "structured output under this name; regex is supported"),
+    Later("guided_grammar", On.OPENAI, "structured output under this name; ebnf is supported"),
+    Later("structured_outputs", On.OPENAI, "structured output under this name; response_format is supported"),
     Later("stop_regex", On.OPENAI | On.SAMPLING, "stopping at a regular expression"),
-    Later("modalities", On.CHAT, "audio output", _beyond_text),
-    Later("audio", On.CHAT, "audio output"),
+    Later("modalities", On.OPENAI, "audio output", _beyond_text),
+    Later("audio", On.OPENAI, "audio output"),
     Later("images", On.OPENAI, "multimodal input"),
     Later("image_data", On.ALL, "multimodal input"),
     Later("video_data", On.ALL, "multimodal input"),

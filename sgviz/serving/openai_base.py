@@ -64,12 +64,16 @@ class OpenAIServingBase(ServingBase[OR]):
         usage = self._usage(exchange)
         choices = []
         for index, output in enumerate(outputs):
-            meta = output["meta_info"]
-            usage.note(index, meta)
-            reason, matched = finish_of(meta["finish_reason"])
             content = self._choice(exchange, index, output)
+            usage.note(index, output["meta_info"])
+            reason, matched = finish_of(output["meta_info"]["finish_reason"])
+            reason = self._finish_reason(content, reason)
             choices.append({"index": index, **content, "finish_reason": reason, "matched_stop": matched})
         return {**self._head(exchange, self.object_name), "choices": choices, "usage": usage.total()}
+
+    def _finish_reason(self, content: dict[str, Any], reason: str) -> str:
+        """The finish_reason of a choice with `content`, `reason` being the engine's."""
+        return reason
 
     @abstractmethod
     def _choice(self, exchange: Exchange[OR], index: int, output: EngineOutput) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Imports: nothing of sgviz below this stage.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from sgviz.serving.reply import Reply
 from sgviz.serving.serving_base import DONE, sse
 
 encode = msgspec.json.encode
+Delta = tuple[str, bytes, int]  # what `chunk.sent` calls it, the member of the choice, characters in it
 
 
 class UsageSum:
@@ -38,20 +39,32 @@ class UsageSum:
         once = [meta for index, meta in self._latest.items() if index % self._n == 0]
         prompt = sum(meta["prompt_tokens"] for meta in once)
         completion = sum(meta["completion_tokens"] for meta in self._latest.values())
-        return self._shape(prompt, completion, sum(meta.get("cached_tokens", 0) for meta in once))
+        cached = sum(meta.get("cached_tokens", 0) for meta in once)
+        return self._shape(prompt, completion, cached, _thoughts(self._latest.values()))
 
     def of(self, index: int) -> dict[str, Any]:
         """Usage of one choice so far, for `continuous_usage_stats`."""
         meta = self._latest[index]
-        return self._shape(meta["prompt_tokens"], meta["completion_tokens"], meta.get("cached_tokens", 0))
+        cached = meta.get("cached_tokens", 0)
+        return self._shape(meta["prompt_tokens"], meta["completion_tokens"], cached, _thoughts([meta]))
 
-    def _shape(self, prompt: int, completion: int, cached: int) -> dict[str, Any]:
-        return {
+    def _shape(self, prompt: int, completion: int, cached: int, thoughts: int | None) -> dict[str, Any]:
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached} if self._report_cache else None,
         }
+        if thoughts is not None:
+            usage["reasoning_tokens"] = thoughts
+            usage["completion_tokens_details"] = {"reasoning_tokens": thoughts} if thoughts else None
+        return usage
+
+
+def _thoughts(metas: Iterable[Mapping[str, Any]]) -> int | None:
+    """The tokens of reasoning; None where none are told apart."""
+    counts = [meta["reasoning_tokens"] for meta in metas if "reasoning_tokens" in meta]
+    return sum(counts) if counts else None
 
 
 def finish_of(reason: Mapping[str, Any]) -> tuple[str, int | str | None]:
@@ -97,9 +110,10 @@ class OpenAIStream(ABC):
         if sent is None:
             sent = self._sent[index] = SentSoFar()
             self._open(index, meta, parts)
-        self._add_delta(index, output["text"], meta, sent, parts)
+        self._add_deltas(index, output, sent, parts)
         if meta["finish_reason"]:
             reason, matched = finish_of(meta["finish_reason"])
+            reason = self._finish_reason(index, reason)
             self._reply.sent(meta["id"], index, "finish")
             parts.append(self._chunk(index, self._finish_body(), None, reason, matched))
         return b"".join(parts)
@@ -119,16 +133,25 @@ class OpenAIStream(ABC):
             self._reply.sent(meta["id"], index, part, chars)
             parts.append(self._chunk(index, body))
 
-    def _add_delta(
-        self, index: int, text: str, meta: dict[str, Any], sent: SentSoFar, parts: list[bytes]
-    ) -> None:
-        delta = text[sent.chars :]
+    def _add_deltas(self, index: int, output: EngineOutput, sent: SentSoFar, parts: list[bytes]) -> None:
+        text, meta = output["text"], output["meta_info"]
+        deltas = self._deltas(index, text[sent.chars :], output)
         logprobs = self._logprobs(meta, sent)
-        if not delta and logprobs is None:
-            return
+        if not deltas and logprobs is not None:
+            deltas = [("delta", self._delta_body(""), 0)]  # tokens whose text is still held back
         sent.chars = len(text)
-        self._reply.sent(meta["id"], index, "delta", len(delta))
-        parts.append(self._chunk(index, self._delta_body(delta), logprobs))
+        for part, body, chars in deltas:
+            self._reply.sent(meta["id"], index, part, chars)
+            parts.append(self._chunk(index, body, logprobs))
+            logprobs = None
+
+    def _deltas(self, index: int, text: str, output: EngineOutput) -> list[Delta]:
+        """What new `text` comes to. Where it is content as it is: one delta, none without text."""
+        return [("delta", self._delta_body(text), len(text))] if text else []
+
+    def _finish_reason(self, index: int, reason: str) -> str:
+        """The choice's finish_reason, `reason` being the engine's."""
+        return reason
 
     def _chunk(
         self,
@@ -150,7 +173,7 @@ class OpenAIStream(ABC):
         return b"%b%d,%b%b%b}\n\n" % (self._start, index, body, tail, usage)
 
     @abstractmethod
-    def _opening(self, index: int) -> tuple[str, bytes, int] | None:
+    def _opening(self, index: int) -> Delta | None:
         """`(part, body, characters)` of a chunk sent before any text of a choice; None: no such chunk."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 Mirrors SGLang's entrypoints/openai/protocol; field names and defaults are its own. Fields of features
 that do not exist yet are not here but in `later`.
-Imports: errors, messages.
+Imports: errors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from sgviz.errors import BadRequest
+from sgviz.serving.response_format import ResponseFormat, Schema
+from sgviz.serving.tools import MessageToolCall, Tool, ToolChoice
 
 T = TypeVar("T", bound=msgspec.Struct)
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -40,8 +42,15 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content or ""
 
 
 class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +81,11 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     stream_interval: Int64 | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: str | Schema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -84,6 +98,11 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
 
 
 class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -115,6 +134,21 @@ class AbortRequest(msgspec.Struct, frozen=True):
 
     rid: str | None = None
     abort_all: bool | None = None
+
+
+class ParseFunctionCallRequest(msgspec.Struct, frozen=True):
+    """POST /parse_function_call: a finished text, and the functions it may call."""
+
+    text: str
+    tools: list[Tool]
+    tool_call_parser: str | None = None
+
+
+class SeparateReasoningRequest(msgspec.Struct, frozen=True):
+    """POST /separate_reasoning: a finished text."""
+
+    text: str
+    reasoning_parser: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True):

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from sgviz.errors import ClientDisconnected
+from sgviz.errors import ClientDisconnected, SgvizError
 from sgviz.events.schema import ChunkSent
 from sgviz.messages.generate import failure_of
+from sgviz.serving.arrivals import tell_refused
 from sgviz.serving.context import EngineOutput, ServingContext
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Reply:
 
     Attributes:
         rid: the first; what belongs to the whole answer is told under it.
+        handed_over: the TokenizerManager has the request, and tells itself if it refuses it.
         status: what the end of a stream is reported with; an error in the stream sets it to its own.
     """
 
@@ -74,6 +76,7 @@ class Reply:
         self.rid = rids[0]
         self._rids = dict.fromkeys(rids)
         self._ended = False
+        self.handed_over = False
         self.status = 200
 
     def saw(self, rid: str) -> None:
@@ -89,6 +92,12 @@ class Reply:
     def sent_error(self, message: str) -> None:
         """An error goes to the HTTP layer, in place of the rest of the answer."""
         self.sent(self.rid, 0, "error", len(message))
+
+    def refused(self, error: SgvizError) -> None:
+        """There will be no answer but `error`."""
+        if not self.handed_over:
+            tell_refused(self._context.trace, self._rids, error)
+        self.sent_error(error.message)
 
     def end(self, status: int) -> None:
         """The last byte was handed over, or nobody is there to take it (499)."""

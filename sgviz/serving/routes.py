@@ -16,11 +16,23 @@ from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from sgviz.errors import BadRequest, Unavailable
+from sgviz.function_call import FunctionCallParser, detector_of
 from sgviz.messages.generate import LONG_TEXT
+from sgviz.reasoning import ReasoningParser, format_of
 from sgviz.serving.context import ServingContext
 from sgviz.serving.http_errors import json_response, validate_json_request
-from sgviz.serving.protocol import AbortRequest, DetokenizeRequest, TokenizeRequest, ids_of, is_ids, parse
+from sgviz.serving.protocol import (
+    AbortRequest,
+    DetokenizeRequest,
+    ParseFunctionCallRequest,
+    SeparateReasoningRequest,
+    TokenizeRequest,
+    ids_of,
+    is_ids,
+    parse,
+)
 from sgviz.serving.serving_base import check_model, refuse_unless_up
+from sgviz.serving.tools import check_tools
 
 T = TypeVar("T")
 router = APIRouter()
@@ -61,14 +73,14 @@ async def generate(body: Body, request: Request) -> Response:
 # ---------------------------------------------------------------- health
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(context: Context) -> Response:
     """200 when up and, unless the context says otherwise, a small generation comes through."""
     refuse_unless_up(context.status)
     return await _probe(context) if context.health_generation else Response()
 
 
-@router.get("/health_generate")
+@router.api_route("/health_generate", methods=["GET", "HEAD"])
 async def health_generate(context: Context) -> Response:
     refuse_unless_up(context.status)
     return await _probe(context)
@@ -220,6 +232,38 @@ async def detokenize(body: Body, context: Context) -> Response:
         sum(map(len, rows)), lambda: [decode(row, skip_special_tokens=skip) for row in rows]
     )
     return json_response({"text": texts[0] if single else texts})
+
+
+# ---------------------------------------------------------------- parsers
+
+
+@router.post("/parse_function_call")
+async def parse_function_call(body: Body, context: Context) -> Response:
+    """The content and the calls of a finished text."""
+    request = parse(ParseFunctionCallRequest, body)
+    check_tools(request.tools)
+    detector = detector_of(_chosen(request.tool_call_parser, context.tool_call_parser, "tool_call_parser"))
+    parser = FunctionCallParser(detector, [tool.function.name for tool in request.tools])
+    text, calls = await _off_loop(len(request.text), lambda: parser.parse(request.text))
+    return json_response({"normal_text": text, "calls": calls})
+
+
+@router.post("/separate_reasoning")
+async def separate_reasoning(body: Body, context: Context) -> Response:
+    """The thoughts and the answer of a finished text."""
+    request = parse(SeparateReasoningRequest, body)
+    form = format_of(_chosen(request.reasoning_parser, context.reasoning_parser, "reasoning_parser"))
+    thoughts, text = ReasoningParser(form).parse(request.text)
+    return json_response({"reasoning_text": thoughts, "text": text})
+
+
+def _chosen(given: str | None, default: str | None, name: str) -> str:
+    """The format that a request names, else the server's."""
+    chosen = given or default
+    if chosen is None:
+        flag = f"--{name.replace('_', '-')}"
+        raise BadRequest(f"{name}: this field is required, as the server has no {flag}", param=name)
+    return chosen
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

@@ -20,10 +20,11 @@ from starlette.responses import Response
 
 from sgviz.errors import BadRequest, NotFound, SgvizError, Unavailable
 from sgviz.messages import GenerateReqInput
-from sgviz.messages.generate import prompt_rids
+from sgviz.messages.generate import new_rid, prompt_rids
+from sgviz.messages.rids import check_rid
 from sgviz.serving.arrivals import Arrival, tell_converted, tell_received
 from sgviz.serving.context import EngineOutput, ModelFacts, ServerState, ServerStatus, ServingContext
-from sgviz.serving.http_errors import as_sgviz_error, error_body, error_response
+from sgviz.serving.http_errors import as_sgviz_error, error_body
 from sgviz.serving.protocol import GenerateRequest, OpenAIRequest, parse
 from sgviz.serving.reply import BodyResponse, ClientWatch, EngineStream, EventStream, Reply
 
@@ -75,6 +76,8 @@ class ServingBase(ABC, Generic[R]):
             refuse_unless_up(self.context.status)
             request = parse(self.kind, body)
             rid = self._rid(request)
+            for each in [rid] if isinstance(rid, str) else rid:
+                check_rid(each)
             rids = prompt_rids(rid, self._batch_size(request))
             reply = Reply(self.context, rids)
             labels = self.context.custom_labels.of(http.headers)
@@ -87,9 +90,9 @@ class ServingBase(ABC, Generic[R]):
         except asyncio.CancelledError:
             if self.context.status.state is not ServerState.STOPPING:
                 raise
-            return self._failed(Unavailable("the server is shutting down"), reply)
+            return self._failed(Unavailable("the server is shutting down"), reply or self._unread(body))
         except Exception as error:
-            return self._failed(error, reply)
+            return self._failed(error, reply or self._unread(body))
 
     @abstractmethod
     def _rid(self, request: R) -> str | list[str]:
@@ -122,6 +125,7 @@ class ServingBase(ABC, Generic[R]):
         self, request: R, rid: str, obj: GenerateReqInput, reply: Reply, http: Request
     ) -> Response:
         watch = ClientWatch(http.receive)
+        reply.handed_over = True
         items = self.context.tokenizer_manager.generate_request(obj, watch.is_disconnected)
         source = EngineStream(items, reply)
         exchange = Exchange(request, rid, obj, reply, source, int(time.time()))
@@ -177,11 +181,18 @@ class ServingBase(ABC, Generic[R]):
             exchange.reply.sent_error(error.message)
             yield error_event(error)
 
-    def _failed(self, failure: Exception, reply: Reply | None) -> Response:
+    def _unread(self, body: dict[str, Any]) -> Reply:
+        """For the refusal of a body that is no request: under the name it brought, if that is one."""
+        rid = body.get("rid")
+        try:
+            check_rid(rid)
+        except BadRequest:
+            rid = new_rid()
+        return Reply(self.context, [str(rid)])
+
+    def _failed(self, failure: Exception, reply: Reply) -> Response:
         error = as_sgviz_error(failure)
-        if reply is None:
-            return error_response(error)
-        reply.sent_error(error.message)
+        reply.refused(error)
         return BodyResponse(msgspec.json.encode(error_body(error)), error.status, reply)
 
 

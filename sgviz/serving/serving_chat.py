@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: messages -> chat template -> prompt ids, and the answer as chat chunks.
 
-Mirrors SGLang's OpenAIServingChat. Simplified: no tools, reasoning parser, multimodal content or
-structured output yet (`later` refuses them).
+Mirrors SGLang's OpenAIServingChat. Simplified: no multimodal content yet (it is refused).
 Imports: errors, messages.
 """
 
@@ -12,19 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from sgviz.errors import BadRequest, suggest
 from sgviz.messages import GenerateReqInput
 from sgviz.serving.arrivals import Arrival
+from sgviz.serving.chat_plan import ChatPlanner
+from sgviz.serving.chat_stream import ChatStream, finish_reason_of, message_of
 from sgviz.serving.context import EngineOutput, ServingContext
 from sgviz.serving.later import On
 from sgviz.serving.logprobs import chat_logprobs
 from sgviz.serving.openai_base import OpenAIServingBase
-from sgviz.serving.openai_stream import OpenAIStream, SentSoFar
 from sgviz.serving.protocol import ChatCompletionRequest, ChatMessage, ContentPart
 from sgviz.serving.sampling import SAMPLING_NAMES, openai_sampling
 from sgviz.serving.serving_base import Exchange, extra_key_of
+from sgviz.serving.tools import calls_for_template, mode_of, tools_for_template
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # what chat_template_kwargs may not set: each has its own field, is not supported, or is the server's
@@ -45,6 +44,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
 
     def __init__(self, context: ServingContext) -> None:
         super().__init__(context)
+        self._planner = ChatPlanner(context.tokenizer, context.tool_call_parser, context.reasoning_parser)
         # templates are slow enough to hold up the event loop; one thread, as tokenizers are not reentrant
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
 
@@ -61,12 +61,14 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             stream=bool(request.stream),
             model=request.model or self.context.facts.served_model_name,
             messages=len(request.messages),
-            chars=[sum(_chars(message) for message in request.messages)],
+            chars=[sum(len(message.text) for message in request.messages)],
         )
 
     def _public_name(self, param: str, request: ChatCompletionRequest) -> str:
         if param == "max_new_tokens" and request.max_completion_tokens is not None:
             return "max_completion_tokens"
+        if param == "json_schema" and mode_of(request) == "required":
+            return "tools"
         return super()._public_name(param, request)
 
     def _validate_request(self, request: ChatCompletionRequest, body: dict[str, Any]) -> None:
@@ -87,11 +89,13 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
                 f"got one of role {request.messages[-1].role!r}",
                 param="continue_final_message",
             )
+        self._planner.check(request)
 
     async def _convert_to_internal_request(self, request: ChatCompletionRequest) -> GenerateReqInput:
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         sampling = openai_sampling(request, limit, self.context.facts.default_sampling)
+        sampling = self._planner.sampling(request, sampling)
         messages = [_for_template(message, number) for number, message in enumerate(request.messages)]
         loop = asyncio.get_running_loop()
         input_ids = await loop.run_in_executor(self._thread, self._apply_template, request, messages)
@@ -109,6 +113,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         options = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             options.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.tools and mode_of(request) != "none":
+            options["tools"] = tools_for_template(request.tools)
         begun = messages.pop()["content"] if request.continue_final_message else ""
         ids = self.context.templates.apply(messages, add_generation_prompt=True, **options)
         return ids + self.context.tokenizer.encode(begun, add_special_tokens=False) if begun else ids
@@ -116,14 +122,13 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     def _choice(
         self, exchange: Exchange[ChatCompletionRequest], index: int, output: EngineOutput
     ) -> dict[str, Any]:
-        message = {
-            "role": "assistant",
-            "content": output["text"],
-            "reasoning_content": None,
-            "tool_calls": None,
-        }
+        plan = self._planner.plan(exchange.request, exchange.obj)
+        message = message_of(plan, self.context.tokenizer, output)
         logprobs = chat_logprobs(output["meta_info"]) if exchange.request.logprobs else None
         return {"message": message, "logprobs": logprobs}
+
+    def _finish_reason(self, content: dict[str, Any], reason: str) -> str:
+        return finish_reason_of(reason, calls=bool(content["message"]["tool_calls"]))
 
     def _open_stream(self, exchange: Exchange[ChatCompletionRequest]) -> ChatStream:
         include, continuous = self._usage_options(exchange.request)
@@ -133,32 +138,9 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             exchange.reply,
             include_usage=include,
             continuous=continuous,
+            plan=self._planner.plan(exchange.request, exchange.obj),
+            codec=self.context.tokenizer,
         )
-
-
-class ChatStream(OpenAIStream):
-    """Role, deltas of content, finish."""
-
-    def _opening(self, index: int) -> tuple[str, bytes, int] | None:
-        return "role", b'"delta":{"role":"assistant","content":""}', 0
-
-    def _delta_body(self, text: str) -> bytes:
-        return b'"delta":{"content":' + msgspec.json.encode(text) + b"}"
-
-    def _finish_body(self) -> bytes:
-        return b'"delta":{}'
-
-    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
-        logprobs = chat_logprobs(meta, sent.tokens)
-        if logprobs is not None:
-            sent.tokens += len(logprobs["content"])
-        return logprobs
-
-
-def _chars(message: ChatMessage) -> int:
-    if isinstance(message.content, list):
-        return sum(len(part.text or "") for part in message.content)
-    return len(message.content or "")
 
 
 def _for_template(message: ChatMessage, number: int) -> dict[str, Any]:
@@ -174,9 +156,11 @@ def _for_template(message: ChatMessage, number: int) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _text_of(message.content, f"{where}.content"),
     }
-    for name in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             out[name] = value
+    if message.tool_calls is not None:
+        out["tool_calls"] = calls_for_template(message.tool_calls)
     return out
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sgviz.errors import BadRequest
 from sgviz.messages import GenerateReqInput, SamplingParams
 from sgviz.messages.generate import new_rid
+from sgviz.messages.sampling import DEFAULT_NEW_TOKENS
 from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On, refuse_later
@@ -65,6 +66,7 @@ class ServingGenerate(ServingBase[GenerateRequest]):
             top_logprobs_num=request.top_logprobs_num or 0,
             return_text_in_logprobs=bool(request.return_text_in_logprobs),
             extra_key=extra_key_of(request),
+            default_new_tokens=DEFAULT_NEW_TOKENS,
         )
 
     def _whole_answer(self, exchange: Exchange[GenerateRequest], outputs: list[EngineOutput]) -> Any:

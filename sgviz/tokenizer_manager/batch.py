@@ -1,21 +1,24 @@
 """One call of `generate_request`, from its prompts to its outputs: alone, as a batch, or fanned out (n > 1).
 
 Mirrors SGLang's `_handle_batch_request`. All prompts are checked before the first is sent. With n > 1 each
-prompt runs once with no new tokens, which fills the prefix cache, and then n copies of it are sent.
+prompt runs once with no new tokens, which fills the prefix cache, and then n copies of it are sent. What is refused
+before anything was sent is told by `request.refused`, one a prompt.
 Imports: messages, events, and the parts of this folder it ties together.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
+from sgviz.errors import ClientDisconnected, NeverFits, SgvizError
 from sgviz.events.clock import Clock
-from sgviz.events.schema import Reason, RequestTokenized
+from sgviz.events.schema import Reason, RequestRefused, RequestTokenized
 from sgviz.events.tracer import Tracer
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
-from sgviz.messages.generate import new_rid
+from sgviz.messages.generate import new_rid, prompt_rids
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
 from sgviz.tokenizer_manager.state import ReqState
 from sgviz.tokenizer_manager.table import Family, RequestTable
@@ -47,6 +50,7 @@ class RequestRun:
         self._families: list[Family] = []
         self._states: list[ReqState] = []
         self._answers: list[ReqState] = []
+        self._counted: dict[str, int] = {}  # prompt tokens by rid, also of those that are refused for them
 
     async def launch(self) -> None:
         """Check, tokenize and send everything (with n > 1 the warm-up is awaited in between).
@@ -65,9 +69,26 @@ class RequestRun:
         """Streaming: what arrives next, cumulative. Otherwise one dict, or one list of them in order."""
         return self._stream() if self._obj.stream else self._at_the_end()
 
-    def leave(self, why: str, reason: Reason | None = None) -> None:
-        """Nobody will read the rest: end what is still live. `reason`: the limit that it can never keep."""
+    def leave(self, error: BaseException) -> None:
+        """Nobody will read the rest, because of `error`: end what is still live."""
+        reason, why = Reason.NEVER_FITS if isinstance(error, NeverFits) else None, _why(error)
+        if isinstance(error, Exception) and not isinstance(error, ClientDisconnected):
+            self._note_refused(
+                error.status if isinstance(error, SgvizError) else SgvizError.status, why, reason
+            )
         self._table.leave(self._states, why, reason)
+
+    def _note_refused(self, status: int, why: str, reason: Reason | None) -> None:
+        """Every request of the call is refused, unless something was sent already."""
+        if not self._trace.on or any(state.dispatched for state in self._states):
+            return
+        obj = self._obj
+        named = [] if obj.rid is None else prompt_rids(obj.rid, None if obj.is_single else len(obj.prompts))
+        for rid in dict.fromkeys((*[state.rid for state in self._states], *named)):
+            body = RequestRefused(
+                rid=rid, where="tokenizer", status=status, why=why, reason=reason, prompt_tokens=self._counted.get(rid)
+            )  # fmt: skip
+            self._trace.emit(body)
 
     def close(self) -> None:
         """Give the names free under which the request could be aborted."""
@@ -131,8 +152,12 @@ class RequestRun:
         return state
 
     async def _tokenize(self, state: ReqState, prompt: GenerateReqInput) -> TokenizedGenerateReqInput:
+        def counted(tokens: int) -> None:
+            state.prompt_tokens = tokens
+            self._counted.update({rid: tokens for rid in (state.rid, prompt.rid) if isinstance(rid, str)})
+
         state.stats.tokenize_start = self._clock.now()
-        message = await self._preparer.tokenize(prompt, state.stats)
+        message = await self._preparer.tokenize(prompt, state.stats, counted)
         state.stats.tokenize_finish = self._clock.now()
         self._note_tokenized(state, message)
         return message
@@ -167,6 +192,14 @@ class RequestRun:
                 if not live:
                     self.close()
                 yield output
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, SgvizError):
+        return error.message
+    if isinstance(error, GeneratorExit | asyncio.CancelledError):
+        return "the caller stopped reading the answer"
+    return f"{type(error).__name__}: {error}"
 
 
 def _params(one: GenerateReqInput) -> SamplingParams:

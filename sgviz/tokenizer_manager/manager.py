@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 from sgviz.channel import AsyncReceiver, Sender
-from sgviz.errors import NeverFits, SgvizError, Unavailable
+from sgviz.errors import SgvizError, Unavailable
 from sgviz.events.clock import Clock
-from sgviz.events.schema import Reason, ResponseFinished
+from sgviz.events.schema import ResponseFinished
 from sgviz.events.time_stats import TimeStats
 from sgviz.events.tracer import Tracer
 from sgviz.messages import (
@@ -29,7 +29,8 @@ from sgviz.messages import (
     TokenizedGenerateReqInput,
     ToTokenizer,
 )
-from sgviz.messages.generate import HEALTH_CHECK_PREFIX, new_rid
+from sgviz.messages.generate import new_rid
+from sgviz.messages.rids import HEALTH_CHECK_PREFIX
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
@@ -134,17 +135,17 @@ class TokenizerManager:
             Unavailable: no new requests are taken.
             ClientDisconnected: `is_disconnected` said so; the request was aborted.
         """
-        if self._refusal is not None:
-            raise Unavailable(self._refusal)
-        self.start()
         run = self._run(obj, Waiter(is_disconnected))
         try:
+            if self._refusal is not None:
+                raise Unavailable(self._refusal)
+            self.start()
             await run.launch()
             async with aclosing(run.outputs()) as outputs:
                 async for output in outputs:
                     yield output
         except BaseException as error:
-            run.leave(_why(error), Reason.NEVER_FITS if isinstance(error, NeverFits) else None)
+            run.leave(error)
             raise
         finally:
             run.close()
@@ -248,11 +249,3 @@ class TokenizerManager:
         self.fail_all(why)
         if self._on_failure is not None:
             self._on_failure(why)
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, SgvizError):
-        return error.message
-    if isinstance(error, GeneratorExit | asyncio.CancelledError):
-        return "the caller stopped reading the answer"
-    return f"{type(error).__name__}: {error}"

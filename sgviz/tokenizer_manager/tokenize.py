@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import msgspec
@@ -17,7 +17,8 @@ import msgspec
 from sgviz.errors import BadRequest, NeverFits
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
-from sgviz.messages.generate import HEALTH_CHECK_PREFIX, LONG_TEXT, new_rid, prompt_rids
+from sgviz.messages.generate import LONG_TEXT, new_rid, prompt_rids
+from sgviz.messages.rids import check_rid, check_unicode
 from sgviz.messages.sampling import TOP_K_ALL
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.state import Limits
@@ -57,7 +58,7 @@ class Preparer:
         logprobs = _spread(obj.return_logprob, size, "return_logprob")
         for top in tops:
             _check_range("top_logprobs_num", top, 0, self._limits.vocab_size)
-        _check_unicode("extra_key", obj.extra_key or "")
+        check_unicode("extra_key", obj.extra_key or "")
         return [
             msgspec.structs.replace(
                 obj,
@@ -72,19 +73,27 @@ class Preparer:
             for prompt, rid, param, logprob, top in zip(prompts, rids, params, logprobs, tops)
         ]
 
-    async def tokenize(self, one: GenerateReqInput, stats: TimeStats) -> TokenizedGenerateReqInput:
+    async def tokenize(
+        self, one: GenerateReqInput, stats: TimeStats, counted: Callable[[int], None] | None = None
+    ) -> TokenizedGenerateReqInput:
         """Ids, length checks and the output limit of one of `split`'s requests.
+
+        Args:
+            counted: told the number of tokens before they are checked.
 
         Raises:
             BadRequest: no tokens, or ids outside the vocabulary. NeverFits: too long.
         """
-        ids = await self._ids(one)
+        ids, where = await self._ids(one)
+        if counted is not None:
+            counted(len(ids))
+        self._check_ids(ids, where)
         params = _single(one.sampling_params)
         assert isinstance(one.rid, str)
         return TokenizedGenerateReqInput(
             rid=one.rid,
             input_ids=ids,
-            sampling_params=self._fit(params, len(ids)),
+            sampling_params=self._fit(params, len(ids), one.default_new_tokens),
             stream=one.stream,
             time_stats=stats,
             return_logprob=bool(one.return_logprob),
@@ -94,7 +103,7 @@ class Preparer:
 
     def _settle(self, params: SamplingParams) -> SamplingParams:
         for text in params.stop_strings:
-            _check_unicode("stop", text)
+            check_unicode("stop", text)
         params.verify(self._limits.vocab_size)
         params = params.normalize()
         seed = params.sampling_seed
@@ -108,17 +117,15 @@ class Preparer:
             stream_interval=None if interval is None else min(interval, self._limits.context_len),
         )
 
-    async def _ids(self, one: GenerateReqInput) -> list[int]:
+    async def _ids(self, one: GenerateReqInput) -> tuple[list[int], str]:
+        """Unchecked, and the field they come from."""
         if isinstance(one.text, str):
             if len(one.text) > LONG_TEXT:
                 ids = await asyncio.to_thread(self._codec.encode, one.text)
             else:
                 ids = self._codec.encode(one.text)
-            where = "text"
-        else:
-            ids, where = _flat(one.input_ids), "input_ids"
-        self._check_ids(ids, where)
-        return ids
+            return ids, "text"
+        return _flat(one.input_ids), "input_ids"
 
     def _check_ids(self, ids: list[int], where: str) -> None:
         vocab, length = self._limits.vocab_size, len(ids)
@@ -135,11 +142,12 @@ class Preparer:
                 param=where,
             )
 
-    def _fit(self, params: SamplingParams, length: int) -> SamplingParams:
-        """The output limit against context and KV memory: None becomes all that is left."""
+    def _fit(self, params: SamplingParams, length: int, default: int | None) -> SamplingParams:
+        """The output limit against context and KV memory: None becomes `default`, or all that is left."""
         limits, left = self._limits, self._limits.most_new_tokens(length)
         if params.max_new_tokens is None:
-            params = msgspec.structs.replace(params, max_new_tokens=left)
+            limit = left if default is None else min(left, default)
+            params = msgspec.structs.replace(params, max_new_tokens=limit)
             params.verify(self._limits.vocab_size)
         elif params.max_new_tokens > left:
             raise NeverFits(
@@ -157,7 +165,7 @@ def _prompts(obj: GenerateReqInput) -> Sequence[str | list[int]]:
     if obj.text is not None:
         texts = [obj.text] if isinstance(obj.text, str) else obj.text
         for text in texts:
-            _check_unicode("text", text)
+            check_unicode("text", text)
         return _not_empty(texts, "text")
     given = [obj.input_ids] if obj.is_single else cast("list[list[int]]", obj.input_ids)
     return _not_empty([_flat(ids) for ids in given], "input_ids")
@@ -174,23 +182,15 @@ def _rids(rid: str | list[str] | None, size: int | None) -> list[str]:
     if rid is None:
         return [new_rid() for _ in range(size or 1)]
     if isinstance(rid, str) and size is not None:
-        _check_rid(rid)
+        check_rid(rid)
         return prompt_rids(rid, size)
     rids = _spread(rid, size, "rid")
     for each in rids:
-        _check_rid(each)
+        check_rid(each)
     if len(set(rids)) < len(rids):
         twice = Counter(rids).most_common(1)[0][0]
         raise BadRequest(f"rid {twice!r} is given to more than one prompt", param="rid")
     return rids
-
-
-def _check_rid(rid: str) -> None:
-    _check_unicode("rid", rid)
-    if not rid or rid.startswith(HEALTH_CHECK_PREFIX):
-        raise BadRequest(
-            f"rid must not be empty nor begin with {HEALTH_CHECK_PREFIX!r}, got {rid!r}", param="rid"
-        )
 
 
 def _spread(value: T | list[T], size: int | None, name: str) -> list[T]:
@@ -218,13 +218,3 @@ def _flat(ids: list[int] | list[list[int]] | None) -> list[int]:
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise BadRequest(f"{name} must be between {low} and {high}, got {value}", param=name)
-
-
-def _check_unicode(name: str, text: str) -> None:
-    if not isinstance(text, str):
-        raise BadRequest(f"{name} must be a string, got {text!r}", param=name)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"{name} holds half of a surrogate pair at character {error.start}; send valid Unicode"
-        raise BadRequest(problem, param=name) from None

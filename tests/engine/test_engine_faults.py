@@ -57,6 +57,7 @@ async def _send_to_itself(engine: Engine) -> None:
     ("content", "words"),
     [
         (b"{% if %}", "is no Jinja template"),
+        (b"hello", "does not use `messages`"),
         (b"\xff\xfe", "is no UTF-8 text"),
         (None, "cannot be read"),
     ],

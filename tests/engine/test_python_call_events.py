@@ -93,7 +93,7 @@ def test_a_request_that_is_refused(engine: Engine) -> None:
             list(engine.stream_sync(**arguments, sampling_params=GREEDY))
     statuses = Counter(body.status for body in bodies(engine, ResponseFinished) if "refused" in body.rid)
     assert set(statuses) == {400}
-    with pytest.raises(BadRequest, match="rid must be a text"):
+    with pytest.raises(BadRequest, match="rid must be a string"):
         engine.generate("x", GREEDY, rid=7)
     with pytest.raises(BadRequest, match="did you mean 'return_logprob'"):
         engine.generate("x", GREEDY, return_logprobs=True)

@@ -175,7 +175,11 @@ def test_messages_reach_the_template_whole(server: Served) -> None:
     assert server.templates.seen[-1] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi", "name": "ann"},
-        {"role": "assistant", "content": "", "tool_calls": call},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
     assert server.templates.options[-1] == {"enable_thinking": False, "reasoning_effort": "low"}

@@ -81,7 +81,7 @@ def test_defaults_and_fields(server: Served) -> None:
         image_data=None,
     )
     obj = server.manager.requests[-1]
-    assert server.params.max_new_tokens == 128 and obj.extra_key == "k"
+    assert (server.params.max_new_tokens, obj.default_new_tokens, obj.extra_key) == (None, 128, "k")
     whole(server, text="hi", sampling_params={"top_k": 10**30, "sampling_seed": 3, "stop": ["q"]})
     params = server.params
     assert (params.top_k, params.sampling_seed, params.stop) == (1 << 30, 3, ("q",))

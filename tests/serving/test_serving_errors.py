@@ -194,9 +194,9 @@ def test_values_that_change_nothing_pass(server: Served, fields: dict[str, Any])
     assert server.http.post(CHAT, json=chat(**fields)).status_code == 200
 
 
-def test_tools_are_refused_even_with_choice_none(server: Served) -> None:
+def test_what_is_no_tool_is_refused_even_with_choice_none(server: Served) -> None:
     error = error_of(server.http.post(CHAT, json=chat(tools=[{"type": "function"}], tool_choice="none")))
-    assert error["param"] == "tools"
+    assert error["param"] == "tools[0].function"
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/v1/detokenize"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from serving_tools import WORDS, Served, chat, text, until
 
-from sgviz.events.schema import ChunkSent, RequestConverted, RequestReceived
+from sgviz.events.schema import ChunkSent, RequestConverted, RequestReceived, RequestRefused
 
 
 def bodies(server: Served, rid: str) -> list[Any]:
@@ -81,7 +81,9 @@ def test_whole_answer_and_error_parts(server: Served) -> None:
     server.http.post("/v1/chat/completions", json=chat(rid="ev-3"))
     assert [(b.part, b.chars) for b in bodies(server, "ev-3")[2:]] == [("body", len("".join(WORDS)))]
     server.http.post("/v1/chat/completions", json=chat(rid="ev-4", model="other"))
-    assert [b.part for b in bodies(server, "ev-4")[1:]] == ["error"]
+    refused, sent = bodies(server, "ev-4")[1:]
+    assert isinstance(refused, RequestRefused) and (refused.where, refused.status) == ("serving", 404)
+    assert "'other'" in refused.why and sent.part == "error"
 
 
 def test_nothing_is_emitted_when_off(server: Served) -> None:

@@ -1,0 +1,41 @@
+"""Calls as `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` or `[TOOL_CALLS]name[ARGS]{...}`.
+
+Mirrors SGLang's MistralDetector; here the arguments of the compact form pass on as they come, too.
+Imports: function_call.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sgviz.function_call.cursor import Markers
+from sgviz.function_call.detector import State
+from sgviz.function_call.json_array import JsonArrayDetector
+
+CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_HEAD = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*")
+
+
+class MistralDetector(JsonArrayDetector):
+    markers = (CALLS, ARGS, CALL_ID)
+    opens = Markers(CALLS)
+
+    def _opened(self, marker: str) -> State:
+        return self._behind_marker
+
+    def _behind_marker(self) -> bool:
+        cursor = self._cursor
+        self._held.append(cursor.take_spaces())
+        if not cursor.left:
+            return False
+        char = cursor.text[cursor.at]
+        if char == "[":
+            self._held.append(cursor.take(cursor.at + 1))
+            return self._go(self._item)
+        if char == "{":
+            return self._go_object(self._text)
+        return self._go(self._head)
+
+    def _head(self) -> bool:
+        found = self._go_head(_HEAD, self._text)
+        return self._no_call() if found is False else bool(found)

@@ -1,0 +1,61 @@
+"""What Python callers give wrongly is refused at once, by the name of the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sgviz.engine import Engine
+from sgviz.errors import BadRequest, NeverFits
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("tiny-llama", device="mock", max_total_tokens=4096) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("call", "param", "said"),
+    [
+        (lambda e: e.generate(5), "prompt", "got 5"),
+        (lambda e: e.generate(["a", 5]), "prompt", "['a', 5]"),
+        (lambda e: e.generate(b"abc"), "prompt", "b'abc'"),
+        (lambda e: e.generate(input_ids="abc"), "input_ids", "'abc'"),
+        (lambda e: e.generate("a", rid="x" * 513), "rid", "513"),
+        (lambda e: e.generate("a", rid="\ud800"), "rid", "surrogate"),
+        (lambda e: e.generate("a", {"stop": "x" * 4097}), "stop", "4097"),
+        (lambda e: e.chat(None), "messages", "None"),
+        (lambda e: e.chat("\ud800"), "messages", "surrogate"),
+        (lambda e: e.chat("hi", max_tokes=3), "max_tokes", "did you mean 'max_tokens'"),
+        (lambda e: e.chat("hi", stream=True), "stream", "stream_sync"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    engine: Engine, call: Callable[[Engine], Any], param: str, said: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        call(engine)
+    assert caught.value.param is not None and caught.value.param.split(".")[-1] == param
+    assert said in caught.value.message
+
+
+def test_what_openai_has_and_no_answer_depends_on_is_taken(engine: Engine) -> None:
+    reply = engine.chat("hi", max_tokens=2, user="somebody", store=False, temperature=0)
+    assert reply.usage["completion_tokens"] == 2
+
+
+def test_the_default_limit_is_cut_at_the_end_of_the_context_but_a_given_one_refused(engine: Engine) -> None:
+    longest = engine.pipeline.manager.limits.max_req_input_len
+    ids = [1] * longest
+    left = engine.pipeline.manager.limits.most_new_tokens(longest)
+    assert 0 < left < 128
+    params = {"ignore_eos": True}
+    out = engine.generate(input_ids=ids, sampling_params=params)
+    assert out["meta_info"]["completion_tokens"] == left
+    with pytest.raises(NeverFits, match=f"at most {left}"):
+        engine.generate(input_ids=ids, sampling_params={**params, "max_new_tokens": left + 1})
+    short = engine.generate("a", params)
+    assert short["meta_info"]["completion_tokens"] == 128
