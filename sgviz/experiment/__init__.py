@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sgviz.experiment.comparison import Comparison, Run
     from sgviz.experiment.interleave import compare
+    from sgviz.experiment.live_load import LiveLoad
     from sgviz.experiment.load_generator import Answer, drive
     from sgviz.experiment.measures import measure, requests_of
 
 _LAZY = {
     "Answer": "load_generator",
     "Comparison": "comparison",
+    "LiveLoad": "live_load",
     "Run": "comparison",
     "compare": "interleave",
     "drive": "load_generator",
@@ -25,7 +27,7 @@ _LAZY = {
     "requests_of": "measures",
 }
 
-__all__ = ["Answer", "Comparison", "Run", "compare", "drive", "measure", "requests_of"]
+__all__ = ["Answer", "Comparison", "LiveLoad", "Run", "compare", "drive", "measure", "requests_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,14 +49,12 @@ class Run:
     @property
     def device(self) -> str:
         """As the settings name it; a simulated one with its model."""
-        settings = self.recording.header.settings
-        device = str(settings.get("device", "unknown"))
-        return f"{device} with {settings.get('sim_model')}" if device.startswith("sim:") else device
+        return self.recording.header.device
 
     @property
     def simulated(self) -> bool:
         """Its device was a cost model."""
-        return self.device.startswith("sim:")
+        return self.recording.header.simulated
 
 
 class Comparison:

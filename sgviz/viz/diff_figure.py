@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from sgviz.recording import Diff, Recording
 from sgviz.viz.frame import PIXELS, label, legend, nothing, panels, short, thousands, title
@@ -18,6 +20,8 @@ from sgviz.viz.run_figure import source_line
 from sgviz.viz.style import Theme, theme
 
 MOST_CAUSES = 10
+MOST_NAMED = 6
+NAME_WIDTH = 0.06  # of the axes
 Picked = npt.NDArray[np.int64]
 
 
@@ -35,6 +39,7 @@ def diff_figure(found: Diff, *, look: str = "light") -> Figure:
     for ax, words in ((kv, "KV tokens in use"), (batches, "requests in a batch")):
         legend(ax, None, colours)
         thousands(ax)
+        thousands(ax, "x")
         label(ax, colours, x="time since the run's first event (ms)", y=words)
     title(figure, change, f"{len(found.requests)} requests in both runs", found.a, colours)
     by_cause.set_title(f"b: {source_line(found.b)}", loc="left", fontsize=8, color=colours.muted, pad=8)
@@ -46,22 +51,38 @@ def _draw_changes(ax: Axes, found: Diff, colours: Theme) -> None:
     order = {rid: number for number, rid in enumerate(found.a.rids)}
     table = found.requests.assign(x=found.requests.rid.map(order))
     slower = table.change_ms > 0
+    handles = []
     for part, meaning, hatch, words in (
         (table[slower], "alert", "//", "slower in b"),
         (table[~slower], "decode", "", "not slower in b"),
     ):
         paint: dict[str, Any] = {
-            "color": colours.of(meaning),
+            "facecolor": colours.of(meaning),
             "hatch": hatch,
             "edgecolor": colours.ground,
             "linewidth": 0,
         }
-        ax.bar(part.x, part.change_ms, 0.9, label=f"{words}: {len(part)}", **paint)
-    for row in table.head(3).itertuples():
-        ax.annotate(short(row.rid), (row.x, row.change_ms), fontsize=7, color=colours.text, ha="center")
+        ax.bar(part.x, part.change_ms, 0.9, **paint)
+        handles.append(Patch(label=f"{words}: {len(part)}", **paint))  # no bar has no colour to show
+    _name_largest(ax, table, colours)
+    thousands(ax)
     ax.axhline(0, color=colours.muted, linewidth=0.8)
-    legend(ax, None, colours)
+    legend(ax, handles, colours)
     label(ax, colours, x="requests in order of arrival", y="change b - a (ms)")
+
+
+def _name_largest(ax: Axes, table: pd.DataFrame, colours: Theme) -> None:
+    """Names beyond the ends of the longest bars; of neighbours, whose names would overlap, only the first."""
+    named: list[float] = []
+    for row in table.head(MOST_NAMED).itertuples():
+        if all(abs(row.x - x) > NAME_WIDTH * len(table) for x in named):
+            named.append(row.x)
+            beyond = (0, 2) if row.change_ms > 0 else (0, -2)
+            ax.annotate(
+                short(row.rid), (row.x, row.change_ms), beyond, textcoords="offset points", fontsize=7,
+                color=colours.text, ha="center", va="bottom" if row.change_ms > 0 else "top",
+            )  # fmt: skip
+    ax.margins(y=0.14)  # room for the names
 
 
 def _draw_causes(ax: Axes, causes: list[tuple[str, float]], count: int, colours: Theme) -> None:
@@ -74,6 +95,7 @@ def _draw_causes(ax: Axes, causes: list[tuple[str, float]], count: int, colours:
     ax.tick_params(axis="y", labelcolor=colours.text)
     ax.set_ylim(max(1, len(causes)) - 0.4, -0.6)
     ax.axvline(0, color=colours.muted, linewidth=0.8)
+    thousands(ax, "x")
     label(ax, colours, x="change by cause, mean of a request (ms)")
 
 

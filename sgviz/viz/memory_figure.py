@@ -17,10 +17,14 @@ from matplotlib.patches import Patch, Rectangle
 from sgviz.recording import Recording, TreeNodeState
 from sgviz.viz.frame import label, legend, nothing, panels, plain, short, thousands, title
 from sgviz.viz.style import Theme, theme
+from sgviz.viz.views.radix_tree import Decode
 
 MOST_OWNERS = 12
 NEAR_FULL = 0.6  # of the pool in use: then its size is shown too
 MOST_LEAVES = 60
+CHARACTERS = 160  # of a node's label that fit across the axes
+LEAST_TEXT = 4  # characters; less of a node's text says nothing
+LAST_GLYPH = "\u0530"  # matplotlib's own font has Latin, Greek and Cyrillic, and warns about the rest
 LOCKED, UNLOCKED = "(tree, locked)", "(tree, unlocked)"
 
 
@@ -91,12 +95,18 @@ def _shade(colours: Theme, number: int, count: int) -> tuple[float, float, float
 
 
 def tree_figure(
-    rec: Recording, *, at: float | None = None, iteration: int | None = None, look: str = "light"
+    rec: Recording,
+    *,
+    at: float | None = None,
+    iteration: int | None = None,
+    decode: Decode | None = None,
+    look: str = "light",
 ) -> Figure:
     """The radix tree at a moment: tokens across from the root, a row a leaf, locked nodes dark with their owners.
 
     Args:
         at: ms since the first event; without it and `iteration`, the end.
+        decode: token ids to text, e.g. `engine.pipeline.tokenizer.decode`: then each node shows what fits of its text.
     """
     rec, colours = rec.freeze(), theme(look)
     moment = rec.at(time=at, iteration=iteration)
@@ -106,10 +116,12 @@ def tree_figure(
     hidden = max(0, leaves - MOST_LEAVES)
     figure, (ax,) = panels([max(1.5, 0.24 * min(leaves, MOST_LEAVES) + 0.6)], colours)
     plain(ax, colours)
+    width = max(start + node.tokens for node, start, *_ in boxes) * 1.02
     for node, start, top, height in boxes:
         if top < MOST_LEAVES:
-            _draw_node(ax, node, start, top, height, colours)
-    ax.set_xlim(0, max(start + node.tokens for node, start, *_ in boxes) * 1.02)
+            words = _node_words(node, decode, round(node.tokens / width * CHARACTERS))
+            _draw_node(ax, node, words, start, top, height, colours)
+    ax.set_xlim(0, width)
     ax.set_ylim(min(leaves, MOST_LEAVES) + 0.2, -0.2)
     ax.set_yticks([])
     ax.grid(False, axis="y")
@@ -153,7 +165,24 @@ def _layout(tree: Sequence[TreeNodeState]) -> tuple[list[Box], int]:
     return boxes, row
 
 
-def _draw_node(ax: Axes, node: TreeNodeState, start: int, top: int, height: int, colours: Theme) -> None:
+def _node_words(node: TreeNodeState, decode: Decode | None, room: int) -> str:
+    """Number, length and owners; and as much of its text as `room` characters hold."""
+    words = f"{node.node}: {node.tokens}"
+    if node.owners:
+        words += (
+            " " + ", ".join(short(rid) for rid in node.owners[:2]) + (" …" if len(node.owners) > 2 else "")
+        )
+    room -= len(words) + len(' ""')
+    if decode is None or room < LEAST_TEXT:
+        return words
+    text = decode(np.frombuffer(node.token_ids, dtype="<i4")[:CHARACTERS].tolist())
+    seen = "".join(each if each.isprintable() and each < LAST_GLYPH else "·" for each in text)
+    return f'{words} "{seen if len(seen) <= room else seen[: room - 1] + "…"}"'
+
+
+def _draw_node(
+    ax: Axes, node: TreeNodeState, words: str, start: int, top: int, height: int, colours: Theme
+) -> None:
     locked = node.locks > 0
     paint = colours.protected if locked else colours.evictable
     hatch = "" if locked else "//"
@@ -167,11 +196,6 @@ def _draw_node(ax: Axes, node: TreeNodeState, start: int, top: int, height: int,
             hatch=hatch,
         )
     )
-    words = f"{node.node}: {node.tokens}"
-    if node.owners:
-        words += (
-            " " + ", ".join(short(rid) for rid in node.owners[:2]) + (" …" if len(node.owners) > 2 else "")
-        )
     box = {"facecolor": colours.ground, "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
     ax.text(
         start + 0.3,
@@ -182,4 +206,5 @@ def _draw_node(ax: Axes, node: TreeNodeState, start: int, top: int, height: int,
         color=colours.text,
         bbox=box,
         clip_on=True,
+        parse_math=False,
     )

@@ -8,57 +8,26 @@ Imports: recording, viz.style, matplotlib.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sgviz.errors import BadRequest
 from sgviz.recording.intervals import Interval, both, normal, without
-from sgviz.recording.overlap_account import STAGES, WAIT, OverlapAccount, Span
-from sgviz.viz.style import Theme, theme
+from sgviz.recording.overlap_account import COPY, SAMPLE, STAGES, WAIT, OverlapAccount, Span
+from sgviz.viz.style import HostColours, Theme, host_colours, theme
 
 NS_PER_MS = 1e6
 FORWARDS_SHOWN = 10
 MODES = ("extend", "mixed", "decode")
 DEVICE_ROW, HOST_ROW, RUN_HEIGHT = 0.0, 1.0, 2.6
-
-
-@dataclass(frozen=True, slots=True)
-class HostColours:
-    """Colours (hex) of what the scheduler's thread does, and of the three kinds of time in the account."""
-
-    receive: str
-    plan: str
-    launch: str
-    process: str
-    stream: str
-    loop: str
-    wait: str
-    hidden: str
-    exposed: str
-
-    def of(self, stage: str) -> str:
-        colour: str = getattr(self, stage)
-        return colour
-
-
-LIGHT = HostColours(
-    receive="#9aa1ab", plan="#7b5ea7", launch="#4a3f78", process="#b07aa1", stream="#d4a6c8", loop="#c9bfd6",
-    wait="#f1f2f5", hidden="#8ec6a9", exposed="#e4703a",
-)  # fmt: skip
-DARK = HostColours(
-    receive="#7d8590", plan="#9a7fd0", launch="#c3b5ee", process="#c48ab6", stream="#8f5f86", loop="#5d5573",
-    wait="#20262f", hidden="#3d8a66", exposed="#f08a55",
-)  # fmt: skip
-
-
-def host_colours(look: str) -> HostColours:
-    theme(look)
-    return LIGHT if look == "light" else DARK
+LANE = (-0.4, 0.8)  # of a row: where its bars begin, and how high they are
+COPY_LANE = (0.42, 0.13)  # below the device's own, as copies run beside the next forward
+PALE = 0.45  # of a colour; the rest is the ground's
 
 
 def lanes_figure(
@@ -94,7 +63,8 @@ def shown_stretch(accounts: Mapping[str, OverlapAccount], seconds: float | None)
 def draw_lanes(
     ax: Axes, accounts: Mapping[str, OverlapAccount], *, seconds: float | None = None, look: str = "light"
 ) -> None:
-    """Two lanes a run: forwards by mode with the device's idle time, and the host's stages.
+    """Two lanes a run: forwards by mode, paler while they are sampled, with the copies of results below and the
+    device's idle time; and the host's stages.
 
     Args:
         seconds: how much to show, from the middle of the shortest run; None: about ten forwards.
@@ -110,7 +80,7 @@ def draw_lanes(
         _draw_host(ax, top + HOST_ROW, account, shown, host)
         ticks += [(top + DEVICE_ROW, f"{name}\ndevice"), (top + HOST_ROW, "host")]
     _finish_lanes(ax, ticks, (begin, end), colours)
-    used = {span.stage for account in accounts.values() for span in account.device}
+    used = {span.stage for account in accounts.values() for span in (*account.device, *account.copies)}
     _legend(ax, _lane_patches(used, colours, host), colours)
 
 
@@ -118,19 +88,17 @@ def _draw_device(
     ax: Axes, row: float, account: OverlapAccount, shown: list[Interval], colours: Theme
 ) -> None:
     origin = account.window[0]
-    for mode in dict.fromkeys(span.stage for span in account.device):
-        _bars(
-            ax,
-            row,
-            _of(account.device, mode, shown),
-            origin,
-            colours.of(_mode_colour(mode)),
-            edge=colours.ground,
-        )
+    modes = {span.bid: span.stage for span in account.device if span.stage != SAMPLE}
+    for mode in dict.fromkeys(modes.values()):
+        colour = colours.of(_mode_colour(mode))
+        samples = [span for span in account.device if span.stage == SAMPLE and modes.get(span.bid) == mode]
+        _bars(ax, row, _of(account.device, mode, shown), origin, colour, edge=colours.ground)
+        _bars(ax, row, _of(samples, SAMPLE, shown), origin, _pale(colour, colours), edge=colours.ground)
+    _bars(ax, row, _of(account.copies, COPY, shown), origin, _pale(colours.muted, colours), lane=COPY_LANE)
     busy = both(normal((span.start, span.end) for span in account.device), shown)
     idle = without(both(account.runnable, shown), busy)
     ax.broken_barh(
-        [_at(pair, origin) for pair in idle], (row - 0.4, 0.8), facecolor="none", edgecolor=colours.alert,
+        [_at(pair, origin) for pair in idle], (row + LANE[0], LANE[1]), facecolor="none", edgecolor=colours.alert,
         hatch="//////", linewidth=0.0,
     )  # fmt: skip
 
@@ -154,13 +122,19 @@ def _of(spans: Sequence[Span], stage: str, shown: list[Interval]) -> list[Interv
 
 
 def _bars(
-    ax: Axes, row: float, parts: Sequence[Interval], origin: int, colour: str, edge: str | None = None
-) -> None:
+    ax: Axes, row: float, parts: Sequence[Interval], origin: int, colour: str, *,
+    edge: str | None = None, lane: tuple[float, float] = LANE,
+) -> None:  # fmt: skip
     if parts:
         ax.broken_barh(
-            [_at(part, origin) for part in parts], (row - 0.4, 0.8), facecolor=colour,
+            [_at(part, origin) for part in parts], (row + lane[0], lane[1]), facecolor=colour,
             edgecolor=edge or colour, linewidth=0.5 if edge else 0.0,
         )  # fmt: skip
+
+
+def _pale(colour: str, colours: Theme) -> str:
+    mixed = [PALE * own + (1 - PALE) * ground for own, ground in zip(to_rgb(colour), to_rgb(colours.ground))]
+    return to_hex((mixed[0], mixed[1], mixed[2]))
 
 
 def _at(part: Interval, origin: int) -> tuple[float, float]:
@@ -189,6 +163,10 @@ def _lane_patches(modes: set[str], colours: Theme, host: HostColours) -> list[Pa
         for mode in MODES
         if mode in modes
     ]
+    if SAMPLE in modes:
+        patches.append(Patch(color=_pale(colours.decode, colours), label="paler: sampling"))
+    if COPY in modes:
+        patches.append(Patch(color=_pale(colours.muted, colours), label="below: copy to the host"))
     patches.append(
         Patch(
             facecolor="none",
@@ -219,8 +197,8 @@ def draw_account(ax: Axes, accounts: Mapping[str, OverlapAccount], *, look: str 
             (account.host_wait_s, host.wait),
         ]  # fmt: skip
         devices = [(account.device_busy_s, colours.decode), (account.device_idle_s, colours.alert)]
-        _stack(ax, top + DEVICE_ROW, devices, whole, colours)
-        _stack(ax, top + HOST_ROW, hosts, whole, colours)
+        _stack(ax, top + DEVICE_ROW, devices, whole, colours, host)
+        _stack(ax, top + HOST_ROW, hosts, whole, colours, host)
         rows += [(top + DEVICE_ROW, f"{name}\ndevice"), (top + HOST_ROW, "host")]
     plain(ax, colours)
     ax.grid(False, axis="y")
@@ -243,7 +221,14 @@ def draw_account(ax: Axes, accounts: Mapping[str, OverlapAccount], *, look: str 
     _legend(ax, patches, colours)
 
 
-def _stack(ax: Axes, row: float, parts: Sequence[tuple[float, str]], whole: float, colours: Theme) -> None:
+def _stack(
+    ax: Axes,
+    row: float,
+    parts: Sequence[tuple[float, str]],
+    whole: float,
+    colours: Theme,
+    host: HostColours,
+) -> None:
     left = 0.0
     for seconds, colour in parts:
         share = 100 * seconds / whole
@@ -251,7 +236,7 @@ def _stack(ax: Axes, row: float, parts: Sequence[tuple[float, str]], whole: floa
             continue
         ax.barh(row, share, left=left, height=0.8, color=colour, linewidth=0)
         if share > 7:
-            ink = colours.text if colour in (LIGHT.wait, DARK.wait) else colours.ground
+            ink = colours.text if colour == host.wait else colours.ground
             ax.text(
                 left + share / 2, row, f"{seconds:.2f} s", ha="center", va="center", fontsize=8, color=ink
             )

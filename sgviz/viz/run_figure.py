@@ -165,7 +165,8 @@ def source_line(rec: Recording) -> str:
         parts.append(f"file cut off ({rec.truncated:,} bytes unreadable)")
     if rec.unknown:
         parts.append(f"{sum(rec.unknown.values()):,} events of unknown kind")
-    return "  ·  ".join([*parts, "all measured, nothing predicted"])
+    simulated = f"device SIMULATED ({rec.header.device})"
+    return "  ·  ".join([*parts, simulated if rec.header.simulated else "all measured, nothing predicted"])
 
 
 def _empty(rec: Recording, colours: Theme) -> Figure:

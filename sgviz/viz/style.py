@@ -79,3 +79,38 @@ def theme(name: str) -> Theme:
     if name not in themes:
         raise BadRequest(f"no theme {name!r}{suggest(name, themes)}; there are light and dark")
     return themes[name]
+
+
+@dataclass(frozen=True, slots=True)
+class HostColours:
+    """Colours (hex) of what the scheduler's thread does, and of the three kinds of time in the account."""
+
+    receive: str
+    plan: str
+    launch: str
+    process: str
+    stream: str
+    loop: str
+    wait: str
+    hidden: str
+    exposed: str
+
+    def of(self, stage: str) -> str:
+        colour: str = getattr(self, stage)
+        return colour
+
+
+HOST_LIGHT = HostColours(
+    receive="#9aa1ab", plan="#7b5ea7", launch="#4a3f78", process="#b07aa1", stream="#d4a6c8", loop="#c9bfd6",
+    wait="#f1f2f5", hidden="#8ec6a9", exposed="#e4703a",
+)  # fmt: skip
+HOST_DARK = HostColours(
+    receive="#7d8590", plan="#9a7fd0", launch="#c3b5ee", process="#c48ab6", stream="#8f5f86", loop="#5d5573",
+    wait="#20262f", hidden="#3d8a66", exposed="#f08a55",
+)  # fmt: skip
+
+
+def host_colours(look: str) -> HostColours:
+    """Those of the scheduler's thread, for `light` or `dark`. Raises BadRequest for any other name."""
+    theme(look)
+    return HOST_LIGHT if look == "light" else HOST_DARK

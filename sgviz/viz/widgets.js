@@ -6,9 +6,11 @@ const SMALL = "10px system-ui, sans-serif";
 const PHASES = ["tokenize", "queue", "prefill", "decode", "output"];
 const STEP_COLOURS = { match: "prefill", split: "queue", insert: "decode", lock: "protected", unlock: "evictable", evict: "alert" };
 const FADE_MS = 700;
+const PACE_MS = 100;
 
 const CSS = `
-.sgviz { color: var(--text); background: var(--ground); font: ${FONT}; padding: 8px; box-sizing: border-box; }
+.sgviz { color: var(--text); background: var(--ground); font: ${FONT}; padding: 8px; box-sizing: border-box;
+  container-type: inline-size; }
 .sgviz * { box-sizing: border-box; }
 .sgviz .bar { display: flex; gap: 8px; align-items: center; flex-wrap: wrap; margin: 2px 0 6px; color: var(--muted); }
 .sgviz .bar input[type=range] { flex: 1; min-width: 120px; accent-color: var(--prefill); }
@@ -16,7 +18,7 @@ const CSS = `
   background: var(--free); border: 1px solid var(--grid); border-radius: 4px; padding: 3px 9px; }
 .sgviz button { cursor: pointer; } .sgviz button:disabled { opacity: .45; cursor: default; }
 .sgviz button.on { border-color: var(--prefill); }
-.sgviz .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 6px; margin-bottom: 8px; }
+.sgviz .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); gap: 6px; margin-bottom: 8px; }
 .sgviz .tile { border: 1px solid var(--grid); border-radius: 6px; padding: 5px 8px; min-width: 0; }
 .sgviz .tile b { display: block; font-size: 17px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .sgviz .tile span, .sgviz .note { color: var(--muted); font-size: 11px; }
@@ -33,8 +35,14 @@ const CSS = `
 .sgviz pre { white-space: pre-wrap; font-size: 11px; margin: 6px 0; max-height: 300px; overflow: auto; }
 .sgviz details { border-left: 3px solid var(--prefill); padding: 1px 8px; margin: 2px 0; }
 .sgviz summary { cursor: pointer; } .sgviz summary em { color: var(--muted); font-style: normal; float: right; }
-.sgviz table { border-collapse: collapse; font-size: 11px; } .sgviz td, .sgviz th { text-align: left; padding: 1px 10px 1px 0; }
+.sgviz table { border-collapse: collapse; font-size: 11px; } .sgviz td, .sgviz th { text-align: left; padding: 1px 10px 1px 0; vertical-align: top; }
+.sgviz td { overflow-wrap: anywhere; } .sgviz th { white-space: nowrap; }
 .sgviz th { color: var(--muted); font-weight: normal; }
+@container (max-width: 640px) { .sgviz .two { grid-template-columns: minmax(0, 1fr); } .sgviz .steps { max-height: 150px; } }
+.sgviz .knobs { display: grid; grid-template-columns: max-content minmax(80px, 1fr) 64px; gap: 4px 10px; align-items: center;
+  margin-bottom: 8px; max-width: 620px; }
+.sgviz .knobs input[type=range] { width: 100%; accent-color: var(--prefill); } .sgviz .knobs .off { opacity: .4; }
+.sgviz .knobs output { font-variant-numeric: tabular-nums; text-align: right; }
 .sgviz .panes { display: grid; grid-template-columns: repeat(auto-fill, minmax(280px, 1fr)); gap: 4px 16px; }
 `;
 
@@ -48,6 +56,24 @@ function make(tag, parent, props = {}) {
   Object.assign(node.style, style || {});
   if (parent) parent.appendChild(node);
   return node;
+}
+
+/** A wish laid over what was wanted before; a place without a clock is a number of events. */
+const wishFor = (wanted, patch) => Object.assign(wanted, "at" in patch ? { clock: "event" } : {}, patch);
+/** `act` at once, but at most ten times a second however often it is asked for; `cancel` forgets what is due. */
+function paced(act) {
+  let timer = null, last = -PACE_MS;
+  const run = () => {
+    timer = null;
+    last = performance.now();
+    act();
+  };
+  const ask = () => {
+    const wait = last + PACE_MS - performance.now();
+    if (!timer && wait <= 0) run(); else timer = timer || setTimeout(run, wait);
+  };
+  ask.cancel = () => { clearTimeout(timer); timer = null; };
+  return ask;
 }
 
 const whole = (n) => Math.round(n).toLocaleString("en-US");
@@ -89,7 +115,7 @@ function legend(parent, entries) {
   const box = make("div", parent, { className: "legend" });
   for (const [label, colour] of entries) {
     const item = make("span", box);
-    make("i", item, { style: { background: `var(--${colour})` } });
+    make("i", item, { style: { background: colour.includes("(") ? colour : `var(--${colour})` } });
     item.append(label);
   }
   return box;
@@ -364,7 +390,7 @@ class RadixTree {
       const [number, parent] = nodes[i];
       if (!parents.has(number)) rows.set(number, row++);
       const mine = rows.get(number);
-      if (!rows.has(parent) || mine < rows.get(parent)) rows.set(parent, mine);
+      if (!rows.has(parent) || mine > rows.get(parent)) rows.set(parent, mine); // beside its first child
     }
     this.rows = Math.max(1, row);
     for (const [number, , depth] of nodes) this.places.set(number, [depth, this.rows - 1 - rows.get(number)]);
@@ -384,7 +410,7 @@ class RadixTree {
     for (const [number, parent] of tree.nodes) {
       const [x, y, , h] = this.box(this.places.get(number), width);
       const up = this.places.get(parent);
-      const [px, py, pw] = up ? this.box(up, width) : [4, this.rows * 9 - 5, 4];
+      const [px, py, pw] = up ? this.box(up, width) : [4, 4, 4];
       pen.beginPath();
       pen.moveTo(px + pw, py + h / 2);
       pen.bezierCurveTo(px + pw + 10, py + h / 2, x - 10, y + h / 2, x, y + h / 2);
@@ -470,7 +496,7 @@ class Journey {
     this.note = make("span", bar, { className: "note" });
     this.canvas = make("canvas", el, { dataset: { canvas: "journey" } });
     this.list = make("div", el);
-    this.text = make("pre", el, { dataset: { n: "explanation" } });
+    this.text = make("pre", el, { dataset: { n: "explanation" }, style: { whiteSpace: "pre" } });
   }
 
   draw(view, colours) {
@@ -532,32 +558,295 @@ class Journey {
   }
 }
 
+// ------------------------------------------------------------ host and device
+
+const HOST_STAGES = ["receive", "plan", "launch", "process", "stream", "loop", "wait"];
+const STRETCHES = [0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30];
+const DEVICE_COLOURS = { extend: "prefill", sample: "muted" };
+const HATCH = "repeating-linear-gradient(45deg, var(--alert) 0 1.5px, transparent 1.5px 4px)";
+const SAY = { wait: "waits for a result", loop: "between the stages", idle: "idle, with work to do", hidden: "hidden behind the device",
+  exposed: "exposed: the device stands still" };
+
+class OverlapLanes {
+  constructor(el, ctx) {
+    const bar = make("div", el, { className: "bar" });
+    bar.append("the last ");
+    this.stretch = make("select", bar, { dataset: { n: "stretch" } });
+    for (const seconds of STRETCHES) this.option(seconds);
+    this.stretch.onchange = () => ctx.wish({ seconds: Number(this.stretch.value) });
+    this.note = make("span", bar, { className: "note", dataset: { n: "overlap-note" } });
+    this.canvas = make("canvas", el, { dataset: { canvas: "overlap" } });
+    this.hover = make("div", el, { className: "note", textContent: "point at a span" });
+    legend(el, [["host hidden", "host_hidden"], ["host exposed", "host_exposed"], ["device: extend", "prefill"], ["decode", "decode"],
+      ["mixed", "mixed"], ["sampling", "muted"], ["device idle, work to do", HATCH]]);
+    legend(el, HOST_STAGES.map((name) => [`host: ${name}`, "host_" + name]));
+    this.canvas.onmousemove = (event) => this.point(event);
+  }
+
+  option(seconds) {
+    const text = seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds} s`;
+    make("option", this.stretch, { value: String(seconds), textContent: text });
+  }
+
+  draw(view, colours) {
+    const lanes = view.overlap;
+    if (!lanes) return;
+    this.lanes = lanes;
+    if (![...this.stretch.options].some((each) => Number(each.value) === lanes.seconds)) this.option(lanes.seconds);
+    if (document.activeElement !== this.stretch) this.stretch.value = String(lanes.seconds);
+    this.say(lanes);
+    const left = 52, [pen, width] = surface(this.canvas, 122);
+    const scale = (width - left - 2) / Math.max(0.001, lanes.end_ms - lanes.begin_ms);
+    Object.assign(this, { left, scale });
+    this.rows = [[18, 32, lanes.host], [53, 9, lanes.kinds], [65, 36, lanes.device]];
+    pen.fillStyle = colours.muted;
+    pen.fillText("host", 2, 34);
+    pen.fillText("device", 2, 83);
+    for (const [top, high, spans] of this.rows) {
+      pen.fillStyle = colours.free;
+      pen.fillRect(left, top, width - left - 2, high);
+      for (const [start, length, name] of spans) this.span(pen, colours, top, high, start, length, name);
+    }
+    this.turns(pen, colours, width);
+    pen.fillStyle = colours.muted;
+    pen.fillText(clock(lanes.begin_ms), left, 112);
+    const end = clock(lanes.end_ms);
+    pen.fillText(end, width - pen.measureText(end).width - 2, 112);
+  }
+
+  span(pen, colours, top, high, start, length, name) {
+    const x = this.left + (start - this.lanes.begin_ms) * this.scale, w = length * this.scale;
+    if (name === "idle") {
+      this.hatch(pen, colours, x, top, w, high);
+      return;
+    }
+    pen.fillStyle = colours["host_" + name] || colours[DEVICE_COLOURS[name] || name] || colours.decode;
+    pen.fillRect(x, top, Math.max(0.6, w - (top > 60 && w > 4 ? 1 : 0)), high);
+  }
+
+  hatch(pen, colours, x, top, w, high) {
+    if (w < 3) {
+      pen.fillStyle = colours.alert;
+      pen.globalAlpha = 0.55;
+      pen.fillRect(x, top, Math.max(0.6, w), high);
+      pen.globalAlpha = 1;
+      return;
+    }
+    pen.save();
+    pen.beginPath();
+    pen.rect(x, top, w, high);
+    pen.clip();
+    pen.strokeStyle = colours.alert;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    // lines at fixed places, so that neighbours join and a moving picture does not flicker
+    for (let at = Math.floor((x - high) / 6) * 6; at < x + w; at += 6) {
+      pen.moveTo(at, top + high);
+      pen.lineTo(at + high, top);
+    }
+    pen.stroke();
+    pen.restore();
+  }
+
+  turns(pen, colours, width) {
+    let last = -1e9;
+    pen.font = SMALL;
+    for (const [t, number] of this.lanes.turns) {
+      const x = this.left + (t - this.lanes.begin_ms) * this.scale, label = String(number);
+      if (x < last || x + pen.measureText(label).width > width - 2) continue;
+      pen.fillStyle = colours.muted;
+      pen.fillText(label, x + 2, 7);
+      pen.fillRect(x, 2, 1, 14);
+      last = x + Math.max(46, pen.measureText(label).width + 10);
+    }
+    pen.fillStyle = colours.muted;
+    pen.fillText("iteration", 0, 7);
+  }
+
+  say(lanes) {
+    const n = lanes.numbers, share = (part) => (100 * part).toFixed(0) + " %";
+    const coarse = lanes.column_ms ? ` · drawn in columns of ${lanes.column_ms.toFixed(2)} ms, each by what took most of it` : "";
+    const lost = lanes.missing ? ` · ${whole(lanes.missing)} events were lost` : "";
+    this.note.textContent = !n.launches && !n.busy_s ? "no forward in this stretch" :
+      `device busy ${share(n.busy_share)}, idle with work ${share(n.idle_share)} · host time hidden ${share(n.hidden_share)} ` +
+      `(${clock(n.hidden_s * 1000)}), exposed ${clock(n.exposed_s * 1000)}, waiting ${clock(n.wait_s * 1000)} · ` +
+      `${whole(n.launches)} forwards${coarse}${lanes.cut ? " · too many events for more" : ""}${lost}`;
+    this.note.classList.toggle("bad", lanes.missing > 0);
+  }
+
+  point(event) {
+    const row = this.rows && this.rows.find(([top, high]) => event.offsetY >= top - 1 && event.offsetY <= top + high + 1);
+    if (!row) return;
+    const at = this.lanes.begin_ms + (event.offsetX - this.left) / this.scale;
+    const near = row[2].find(([start, length]) => at >= start && at <= start + Math.max(length, 1 / this.scale));
+    if (!near) return;
+    const [start, length, name, bid] = near;
+    const who = ["host", "host time", "device"][this.rows.indexOf(row)];
+    this.hover.textContent = `${who}: ${SAY[name] || name}${bid ? ` (batch ${bid})` : ""}, ${length.toFixed(3)} ms from ${start.toFixed(3)} ms`;
+  }
+}
+
+// ------------------------------------------------------------ a load
+
+const KNOBS = [["rate", "arrivals a second", 0.5, 0.5], ["concurrency", "requests at a time", 1, 1], ["prompt_tokens", "prompt tokens", 1, 1],
+  ["output_tokens", "output tokens", 1, 1], ["shared_share", "shared beginning", 0, 0.05]];
+const LOAD_TILES = [["sent", "sent"], ["finished", "finished"], ["failed", "failed"], ["in_flight", "in flight"], ["sent_per_s", "sent/s"],
+  ["finished_per_s", "finished/s"], ["tokens_per_s", "tokens/s"]];
+
+class LoadPanel {
+  constructor(el, ctx) {
+    this.ctx = ctx;
+    const bar = make("div", el, { className: "bar" });
+    this.go = make("button", bar, { dataset: { act: "load" }, textContent: "start" });
+    this.go.onclick = () => ctx.load(this.running ? "stop" : "start");
+    this.how = make("select", bar, { dataset: { n: "arrivals" } });
+    make("option", this.how, { value: "rate", textContent: "arrivals at a rate" });
+    make("option", this.how, { value: "loop", textContent: "so many at a time" });
+    this.how.onchange = () => ctx.load({ rate: this.how.value === "rate" ? this.lastRate || 4 : null });
+    bar.append("seed ");
+    this.seed = make("input", bar, { type: "number", step: 1, style: { width: "70px" }, dataset: { n: "seed" } });
+    this.seed.onchange = () => ctx.load({ seed: Math.round(Number(this.seed.value)) });
+    this.target = make("span", bar, { className: "note" });
+    const knobs = make("div", el, { className: "knobs" });
+    this.knobs = KNOBS.map(([name, label, least, step]) => this.knob(knobs, name, label, least, step));
+    const tiles = make("div", el, { className: "tiles" });
+    this.numbers = LOAD_TILES.map(([name, label]) => {
+      const tile = make("div", tiles, { className: "tile" });
+      const number = make("b", tile, { textContent: "–", dataset: { n: name } });
+      make("span", tile, { textContent: label });
+      return [name, number];
+    });
+    this.chart = make("canvas", el, { dataset: { canvas: "load" } });
+    legend(el, [["sent/s", "prefill"], ["finished/s", "decode"], ["in flight (own scale)", "queue"]]);
+    this.note = make("div", el, { className: "note bad", dataset: { n: "load-note" } });
+    this.wanted = {};
+    this.send = paced(() => {
+      ctx.load(this.wanted);
+      this.wanted = {};
+    });
+  }
+
+  knob(parent, name, label, least, step) {
+    const title = make("label", parent, { textContent: label });
+    const input = make("input", parent, { type: "range", min: least, step, dataset: { knob: name } });
+    const output = make("output", parent);
+    const knob = { name, title, input, output, held: false };
+    input.oninput = () => {
+      knob.held = true;
+      output.textContent = this.text(name, Number(input.value));
+      this.change(name, Number(input.value));
+    };
+    input.onchange = () => { knob.held = false; };
+    return knob;
+  }
+
+  text(name, value) {
+    if (name === "shared_share") return `${Math.round(100 * value)} %`;
+    return name === "rate" ? String(Math.round(value * 100) / 100) : whole(value);
+  }
+
+  change(name, value) {
+    this.wanted[name] = value;
+    this.send();
+  }
+
+  draw(view, colours) {
+    const load = view.load;
+    if (!load) return;
+    const { shape, counts, limits } = load;
+    this.running = load.running;
+    this.lastRate = shape.rate || this.lastRate;
+    this.go.textContent = load.running ? "stop" : "start";
+    this.go.classList.toggle("on", load.running);
+    if (document.activeElement !== this.how) this.how.value = shape.rate === null ? "loop" : "rate";
+    if (document.activeElement !== this.seed) this.seed.value = shape.seed;
+    this.target.textContent = load.target;
+    for (const knob of this.knobs) this.turn(knob, shape, limits);
+    for (const [name, number] of this.numbers) {
+      number.textContent = name.endsWith("_per_s") ? counts[name].toFixed(name === "tokens_per_s" ? 0 : 1) : whole(counts[name]);
+    }
+    this.note.textContent = load.error || counts.note;
+    this.lines(load, colours);
+  }
+
+  turn({ name, title, input, output, held }, shape, limits) {
+    const off = name === (shape.rate === null ? "rate" : "concurrency");
+    input.disabled = off;
+    for (const each of [title, input, output]) each.classList.toggle("off", off);
+    input.max = limits[name];
+    if (held) return;
+    const value = shape[name] === null ? this.lastRate || 4 : shape[name];
+    input.value = value;
+    output.textContent = this.text(name, value);
+  }
+
+  lines(load, colours) {
+    const [pen, width] = surface(this.chart, 84), left = 30, base = 70;
+    pen.strokeStyle = colours.grid;
+    pen.strokeRect(left, 6, width - left - 4, base - 6);
+    const rows = load.history;
+    if (rows.length < 2) return;
+    const most = Math.max(1, ...rows.map((row) => Math.max(row[0], row[1]))), crowd = Math.max(1, ...rows.map((row) => row[2]));
+    pen.fillStyle = colours.muted;
+    pen.fillText(whole(most), 4, 10);
+    pen.fillText("0", 4, base - 4);
+    const past = `${(rows.length * load.step_s).toFixed(0)} s ago`, now = `now · at most ${crowd} in flight`;
+    pen.fillText(past, left, base + 8);
+    pen.fillText(now, width - pen.measureText(now).width - 4, base + 8);
+    for (const [index, top, colour] of [[2, crowd, "queue"], [0, most, "prefill"], [1, most, "decode"]]) {
+      pen.strokeStyle = colours[colour];
+      pen.lineWidth = 1.6;
+      pen.beginPath();
+      rows.forEach((row, i) => {
+        const x = left + (i / (rows.length - 1)) * (width - left - 4), y = base - (row[index] / top) * (base - 10);
+        if (i) pen.lineTo(x, y); else pen.moveTo(x, y);
+      });
+      pen.stroke();
+    }
+  }
+
+  close() {
+    this.send.cancel();
+  }
+}
+
 // ------------------------------------------------------------ the stepper
 
-const SECTIONS = ["waiting", "running", "chunked", "adder", "pools", "limits", "batches"];
+const SECTIONS = ["waiting", "running", "chunked", "adder", "pools", "limits", "batches", "tree"];
 const STEP_BUTTONS = [["stop", "next stop"], ["decision", "next decision"], ["iteration", "next iteration"]];
+const GOALS = ["prefill", "first token", "finish"];
+const LIMITS = [["max_running_requests", "running at most"], ["chunked_prefill_size", "chunk"], ["max_total_tokens", "KV tokens (down only)"]];
 
 class Stepper {
   constructor(el, ctx) {
     this.ctx = ctx;
-    this.stopNo = 0;
     const bar = make("div", el, { className: "bar" });
     this.hold = this.button(bar, "attach", () => this.toggle());
     this.pause = this.button(bar, "pause", () => this.go({ op: "pause" }));
     this.steps = STEP_BUTTONS.map(([what, label]) => this.button(bar, label, () => this.step(what)));
     this.run = this.button(bar, "continue", () => this.letRun());
-    this.back = this.button(bar, "◀ event", () => this.past(-1));
-    this.forth = this.button(bar, "event ▶", () => this.past(1));
+    this.past = [["iteration", -1, "◀ iteration"], ["event", -1, "◀ event"], ["event", 1, "event ▶"], ["iteration", 1, "iteration ▶"]].map(
+      ([what, by, label]) => this.button(bar, label, () => this.lookBack(what, by)));
+    const one = make("div", el, { className: "bar" });
+    one.append("request ");
+    this.known = make("datalist", one, { id: `sgviz-rids-${Math.random().toString(36).slice(2)}` });
+    this.rid = make("input", one, { type: "text", placeholder: "choose or type a rid", style: { width: "170px" }, dataset: { n: "rid" } });
+    this.rid.setAttribute("list", this.known.id);
+    this.rid.onchange = () => this.status.parked && this.look().catch((error) => this.fail(error));
+    one.append("step to ");
+    this.goals = GOALS.map((to) => this.button(one, to, () => this.stepTo(to)));
     const points = make("div", el, { className: "bar" });
-    this.test = make("input", points, { type: "text", placeholder: 'breakpoint, e.g. refused and reason == "kv"', style: { minWidth: "280px" } });
+    this.test = make("input", points, { type: "text", placeholder: 'breakpoint, e.g. refused and reason == "kv"', style: { width: "330px" } });
     this.add = this.button(points, "add breakpoint", () => this.addPoint());
     this.points = make("span", points);
     this.limits = make("div", el, { className: "bar" });
     this.inputs = {};
-    for (const name of ["max_running_requests", "chunked_prefill_size", "max_total_tokens"]) {
-      this.limits.append(name + " ");
-      this.inputs[name] = make("input", this.limits, { type: "number", style: { width: "84px" } });
+    for (const [name, label] of LIMITS) {
+      this.limits.append(label + " ");
+      this.inputs[name] = make("input", this.limits, { type: "number", style: { width: "84px" }, dataset: { limit: name } });
     }
+    this.limits.append("policy ");
+    this.policy = make("select", this.limits, { dataset: { limit: "schedule_policy" } });
     this.set = this.button(this.limits, "change limits", () => this.setLimits());
     this.say = make("pre", el, { dataset: { n: "where" }, textContent: "not attached: the scheduler runs freely" });
     this.panes = make("div", el, { className: "panes" });
@@ -601,6 +890,11 @@ class Stepper {
     await this.go({ op: "resume" });
   }
 
+  async stepTo(to) {
+    if (!this.rid.value) throw new Error("choose a request first");
+    await this.go({ op: "step_to", rid: this.rid.value, to });
+  }
+
   async addPoint() {
     await this.ctx.debug({ op: "add_breakpoint", text: this.test.value });
     this.test.value = "";
@@ -610,7 +904,9 @@ class Stepper {
   async setLimits() {
     const command = { op: "set_limits" };
     for (const [name, input] of Object.entries(this.inputs)) if (input.value !== "") command[name] = Number(input.value);
+    if (this.policy.value && this.policy.value !== this.ordered) command.schedule_policy = this.policy.value;
     await this.ctx.debug(command);
+    for (const input of Object.values(this.inputs)) input.value = "";
     await this.look();
   }
 
@@ -632,34 +928,69 @@ class Stepper {
   }
 
   async look() {
-    const { view, status } = await this.ctx.debug({ op: "look", what: SECTIONS });
+    const { view, status } = await this.seen();
+    this.then = null;
     this.show(status);
     this.shownStop = status.stop_no;
+    const reqs = [...view.waiting, ...view.chunked, ...view.running];
+    this.known.replaceChildren(...reqs.map((req) => make("option", null, { value: req.rid })));
+    this.inForce(view.limits);
     this.panes.replaceChildren(
       this.pane("queue", view.waiting.map(reqRow)), this.pane("running", view.running.map(reqRow)),
       this.pane("prompt being cut", view.chunked.map(reqRow)), this.pane("PrefillAdder", facts(view.adder)),
-      this.pane("KV pool", facts(view.pools)), this.pane("limits", facts(view.limits)),
+      this.pane("KV pool", facts(view.pools)), this.pane("limits", facts(view.limits, ["policies"])),
       this.pane("batches", view.batches.map((b) => [`${b.place} ${b.bid}`, `${b.mode} of ${b.rids.length}: ${b.rids.map(short).join(" ")}`])),
+      this.pane("radix tree", view.tree.map(nodeRow)),
+      ...(view.types || []).map((type) => this.pane(`${type.type} of ${short(this.rid.value)}`, facts(type.fields), 40)),
     );
   }
 
-  pane(title, rows) {
+  /** What is to be seen, with the types of the chosen request while it is there. */
+  async seen() {
+    const rid = this.rid.value;
+    if (rid) {
+      try {
+        return await this.ctx.debug({ op: "look", what: [...SECTIONS, "types"], rid });
+      } catch (error) {
+        this.gone = String(error.message || error);
+      }
+    }
+    return this.ctx.debug({ op: "look", what: SECTIONS });
+  }
+
+  inForce(limits) {
+    for (const [name, input] of Object.entries(this.inputs)) input.placeholder = String(limits[name]);
+    const policies = [...new Set([limits.schedule_policy, ...limits.policies])], now = limits.pending.schedule_policy || limits.schedule_policy;
+    if (now === this.ordered && policies.length === this.policy.options.length) return;
+    this.ordered = now;
+    this.policy.replaceChildren(...policies.map((name) => make("option", null, { value: name, textContent: name })));
+    this.policy.value = now;
+  }
+
+  pane(title, rows, most = 12) {
     const box = make("div", null);
     make("h3", box, { textContent: rows.length ? `${title} (${rows.length})` : `${title}: empty` });
     const table = make("table", box);
-    for (const cells of rows.slice(0, 12)) {
+    for (const cells of rows.slice(0, most)) {
       const row = make("tr", table);
       cells.forEach((cell, i) => make(i ? "td" : "th", row, { textContent: cell }));
     }
-    if (rows.length > 12) make("div", box, { className: "note", textContent: `and ${rows.length - 12} more` });
+    if (rows.length > most) make("div", box, { className: "note", textContent: `and ${rows.length - most} more` });
     return box;
   }
 
-  async past(by) {
-    const moment = await this.ctx.past(by);
-    if (moment) this.say.textContent = `event ${moment.count}, ${clock(moment.t_ms)}, iteration ${moment.iteration}: ` +
-      `${moment.running.length} running, ${moment.waiting.length} waiting, KV free ${moment.free}, evictable ${moment.evictable}, ` +
-      `protected ${moment.protected}, private ${moment.private_total}`;
+  async lookBack(what, by) {
+    const then = await this.ctx.past(by, what);
+    if (!then) return;
+    const text = `event ${then.count}, ${clock(then.t_ms)}, iteration ${then.iteration}: from the recording, the scheduler has not moved`;
+    this.then = { stop: this.status.stop_no, text };
+    this.show(this.status);
+    const pools = { total: then.total, free: then.free, evictable: then.evictable, protected: then.protected, private: then.private_total };
+    this.panes.replaceChildren(
+      this.pane("queue then", then.waiting.map((rid) => [short(rid)])), this.pane("running then", then.running.map((rid) => [short(rid)])),
+      this.pane("KV pool then", facts(pools)), this.pane("held then", Object.entries(then.private).map(([rid, n]) => [short(rid), String(n)])),
+      this.pane("radix tree then", then.tree.map(nodeRow)),
+    );
   }
 
   show(status) {
@@ -667,7 +998,7 @@ class Stepper {
     const { attached, parked, where } = status;
     this.hold.textContent = attached ? "let go" : "attach";
     this.pause.disabled = !attached || parked;
-    for (const button of [...this.steps, this.run, this.set, this.back, this.forth]) button.disabled = !attached || !parked;
+    for (const button of [...this.steps, ...this.goals, ...this.past, this.run, this.set, this.policy]) button.disabled = !attached || !parked;
     this.add.disabled = !attached;
     this.points.replaceChildren(...(status.breakpoints || []).map((point) => {
       const node = make("button", null, { textContent: `${point.text} (${point.hits}) ✕`, title: "remove" });
@@ -676,6 +1007,7 @@ class Stepper {
     }));
     if (!attached) this.say.textContent = status.note ? `let go: ${status.note}` : "not attached: the scheduler runs freely";
     else if (!parked) this.say.textContent = "running";
+    else if (this.then && this.then.stop === status.stop_no) this.say.textContent = this.then.text;
     else if (where) {
       const place = where.stop || (where.event ? String(where.event[4][0]) : "");
       this.say.textContent = [`stop ${where.stop_no} at ${place}, iteration ${where.iteration} (${where.why})`, ...where.decided].join("\n");
@@ -692,17 +1024,25 @@ class Stepper {
 const reqRow = (req) => [short(req.rid), `prompt ${req.prompt}, output ${req.output}/${req.max_new}, KV ${req.kv_allocated}` +
   (req.retractions ? `, retracted ${req.retractions}×` : "") + (req.admitted ? ", admitted" : "")];
 
-function facts(view) {
+const MOST_TEXT = 160; // of a field; the object in Python has it all
+const nodeRow = (node) => [`${"· ".repeat(Math.min(6, node.depth))}node ${node.node}`,
+  `${node.tokens} tokens${node.locks ? `, locked by ${node.owners.map(short).join(" ")}` : ", evictable"}`];
+
+function facts(view, without = []) {
   if (!view) return [];
-  return Object.entries(view).map(([name, value]) => {
+  return Object.entries(view).filter(([name]) => !without.includes(name)).map(([name, value]) => {
     if (Array.isArray(value)) return [name, value.slice(0, 6).map((v) => (Array.isArray(v) ? `${short(v[0])} ${v[1]}` : short(String(v)))).join(", ")];
-    return [name, value && typeof value === "object" ? JSON.stringify(value) : String(value)];
+    const text = value && typeof value === "object" ? JSON.stringify(value) : String(value);
+    return [name, text.length <= MOST_TEXT ? text : text.slice(0, MOST_TEXT) + "…"];
   });
 }
 
 // ------------------------------------------------------------ what holds panels together
 
-const PANELS = { dashboard: Dashboard, kv: KvMap, tree: RadixTree, journey: Journey, stepper: Stepper };
+const PANELS = { dashboard: Dashboard, kv: KvMap, tree: RadixTree, journey: Journey, overlap: OverlapLanes, load: LoadPanel, stepper: Stepper };
+// the clocks of the scrubber: where they stand, and how far back and forth one may go
+const CLOCKS = { event: ["seq", "oldest", "newest"], ms: ["t_ms", "oldest_ms", "newest_ms"], iteration: ["iteration", "oldest_iteration", "newest_iteration"] };
+const CLOCK_NAMES = { event: "events", ms: "wall time", iteration: "iterations" };
 
 class Stage {
   /** A root with panels, a scrubber for all of them, and at most one drawing a frame. */
@@ -718,6 +1058,9 @@ class Stage {
     this.scheme.addEventListener("change", this.repaint);
     this.resized = new ResizeObserver(this.repaint);
     this.resized.observe(root);
+    this.themed = new MutationObserver(this.repaint);
+    const attributeFilter = ["data-jp-theme-light", "data-theme"];
+    for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true, attributeFilter });
     this.colour();
   }
 
@@ -725,10 +1068,30 @@ class Stage {
     const bar = make("div", this.root, { className: "bar" });
     this.hold = make("button", bar, { textContent: "pause view", dataset: { act: "pause view" } });
     this.hold.onclick = () => this.ctx.wish({ at: this.ctx.wanted.at === null && this.view ? this.view.seq : null });
-    this.range = make("input", bar, { type: "range", min: 0, max: 0, step: 1 });
-    this.range.oninput = () => this.ctx.wish({ at: Number(this.range.value) >= Number(this.range.max) ? null : Number(this.range.value) });
-    this.when = make("span", bar, { dataset: { n: "when" } });
+    this.by = make("select", bar, { dataset: { n: "clock" }, title: "what the slider counts" });
+    for (const [name, label] of Object.entries(CLOCK_NAMES)) make("option", this.by, { value: name, textContent: label });
+    this.by.onchange = () => this.ask();
+    const back = make("button", bar, { textContent: "◀", title: "one back", dataset: { act: "back" } });
+    back.onclick = () => this.move(-1);
+    this.range = make("input", bar, { type: "range", min: 0, max: 0, step: 1, dataset: { n: "scrubber" } });
+    this.range.oninput = () => this.go(Number(this.range.value));
+    const forth = make("button", bar, { textContent: "▶", title: "one forward", dataset: { act: "forth" } });
+    forth.onclick = () => this.move(1);
+    this.when = make("span", bar, { dataset: { n: "when" }, style: { fontVariantNumeric: "tabular-nums" } });
     return bar;
+  }
+
+  move(by) {
+    if (!this.view) return;
+    const [now, oldest] = CLOCKS[this.by.value];
+    this.go(Math.max(this.view[oldest], this.view[now] + by));
+  }
+
+  /** Look at a place on the chosen clock; at its end: at the present. */
+  go(value) {
+    if (!this.view) return;
+    const [, , newest] = CLOCKS[this.by.value];
+    this.ctx.wish(value >= this.view[newest] ? { at: null } : { at: value, clock: this.by.value });
   }
 
   add(kind, parent) {
@@ -748,14 +1111,20 @@ class Stage {
     this.ask();
   }
 
+  /** One line above everything, for what no panel can tell. */
+  say(text) {
+    this.note = this.note || make("div", null, { className: "note bad", dataset: { n: "fault" } });
+    this.note.textContent = text;
+    this.root.prepend(this.note);
+  }
+
   ask() {
     if (!this.frame && !this.closed) this.frame = requestAnimationFrame(() => { this.frame = null; this.draw(); });
   }
 
   draw() {
-    const { view } = this;
+    const { view } = this, colours = this.colour(), began = performance.now();
     if (!view) return;
-    const colours = this.colour(), began = performance.now();
     if (this.range) this.clocks(view);
     for (const panel of this.panels) panel.draw(view, colours);
     this.root.dataset.seq = view.seq;
@@ -764,9 +1133,11 @@ class Stage {
   }
 
   clocks(view) {
-    this.range.min = view.oldest;
-    this.range.max = view.newest;
-    if (document.activeElement !== this.range || this.ctx.wanted.at === null) this.range.value = view.seq;
+    const [now, oldest, newest] = CLOCKS[this.by.value];
+    this.range.step = this.by.value === "ms" ? "any" : 1;
+    this.range.min = view[oldest];
+    this.range.max = view[newest];
+    if (document.activeElement !== this.range || this.ctx.wanted.at === null) this.range.value = view[now];
     const past = this.ctx.wanted.at !== null;
     this.hold.textContent = past ? (view.live ? "go live" : "go to the end") : "pause view";
     this.hold.classList.toggle("on", past);
@@ -778,6 +1149,7 @@ class Stage {
     cancelAnimationFrame(this.frame);
     this.scheme.removeEventListener("change", this.repaint);
     this.resized.disconnect();
+    this.themed.disconnect();
     for (const panel of this.panels) if (panel.close) panel.close();
     this.root.replaceChildren();
   }
@@ -787,29 +1159,42 @@ class Stage {
 
 function render({ model, el }) {
   const kind = model.get("kind");
-  const wanted = { at: null, rid: "", node: 0 };
+  const wanted = { at: null, clock: "event", rid: "", node: 0 };
   const root = make("div", el);
   const asked = new Map();
   let number = 0;
   const call = (body) => new Promise((resolve, reject) => {
     asked.set(++number, [resolve, reject]);
-    model.send({ call: number, body });
+    send({ call: number, body });
   });
+  const send = (content) => {
+    try {
+      model.send(content);
+    } catch (error) { // the kernel was restarted or shut down: the picture stays, nobody hears the buttons
+      stage.say(`this picture is over: its kernel has ended (${error.message}). Run the cells again.`);
+    }
+  };
+  const tell = paced(() => send({ wish: wanted }));
   const ctx = {
     wanted, attached: kind === "stepper", waitS: 1,
     wish(patch) {
-      Object.assign(wanted, patch);
-      model.send({ wish: wanted });
-      stage.ask();
-      if (patch.rid && kind === "dashboard" && !stage.explained) stage.explained = stage.add("journey");
+      model.set("wished", { ...wishFor(wanted, patch) });
+      tell();
     },
     debug: (command) => call(command),
-    past: (by) => call({ op: "past", by }),
+    past: (by, what) => call({ op: "past", by, what }),
+    load: (change) => send({ load: change }),
   };
   const stage = new Stage(root, ctx, JSON.parse(model.get("themes")));
-  if (kind !== "stepper" && kind !== "journey") stage.scrubber();
+  if (!["stepper", "journey", "load"].includes(kind)) stage.scrubber();
   stage.add(kind);
   const update = () => { const text = model.get("view"); if (text) stage.take(JSON.parse(text)); };
+  // one widget shown twice is one wish: it stays in the page's model and is never saved to the kernel's
+  const adopt = () => {
+    Object.assign(wanted, model.get("wished"));
+    if (wanted.rid && kind === "dashboard" && !stage.explained) stage.explained = stage.add("journey");
+    stage.ask();
+  };
   const answer = (message) => {
     const waiting = asked.get(message.call);
     if (!waiting) return;
@@ -818,10 +1203,14 @@ function render({ model, el }) {
   };
   model.on("change:view", update);
   model.on("msg:custom", answer);
+  model.on("change:wished", adopt);
   update();
+  adopt();
   return () => {
+    tell.cancel();
     model.off("change:view", update);
     model.off("msg:custom", answer);
+    model.off("change:wished", adopt);
     for (const [, reject] of asked.values()) reject(new Error("closed"));
     stage.close();
   };
@@ -834,7 +1223,7 @@ const WAIT_S = 20;
 
 /** Draws into `root` what the server at this origin streams. `key`: its admin or API key. */
 export function page(root, { themes, key, debuggable }) {
-  const wanted = { at: null, rid: "", node: 0 };
+  const wanted = { at: null, clock: "event", rid: "", node: 0 };
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const session = crypto.randomUUID ? crypto.randomUUID() : String(Math.random());
   let last = "", opened = null, beat = null, closed = false;
@@ -849,10 +1238,14 @@ export function page(root, { themes, key, debuggable }) {
     return body;
   }
 
+  const reopen = paced(() => { last = ""; if (opened) opened.abort(); });
   const ctx = {
     wanted, attached: false, waitS: WAIT_S, debug,
-    wish(patch) { Object.assign(wanted, patch); last = ""; if (opened) opened.abort(); stage.ask(); },
-    past(by) { if (stage.view) ctx.wish({ at: Math.max(stage.view.oldest, stage.view.seq + by) }); },
+    wish(patch) { wishFor(wanted, patch); reopen(); stage.ask(); },
+    past(by, what) {
+      const { view } = stage, [now, oldest] = CLOCKS[what];
+      if (view) ctx.wish({ at: Math.max(view[oldest], view[now] + by), clock: what });
+    },
     letGo() {
       clearInterval(beat);
       const body = JSON.stringify({ session, op: "detach" });
@@ -877,7 +1270,7 @@ export function page(root, { themes, key, debuggable }) {
 
   function query() {
     const terms = { what: "dashboard,kv,tree,journey", rid: wanted.rid, node: wanted.node };
-    if (wanted.at !== null) terms.at = wanted.at;
+    if (wanted.at !== null) Object.assign(terms, { at: wanted.at, clock: wanted.clock });
     return "/sgviz/view?" + new URLSearchParams(terms);
   }
 
@@ -915,7 +1308,7 @@ export function page(root, { themes, key, debuggable }) {
       }
     }
   })();
-  const close = () => { closed = true; if (opened) opened.abort(); stage.close(); };
+  const close = () => { closed = true; reopen.cancel(); if (opened) opened.abort(); stage.close(); };
   window.addEventListener("pagehide", close, { once: true });
   return { close, stage, drop: () => opened && opened.abort() };
 }

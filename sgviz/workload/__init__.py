@@ -4,12 +4,13 @@ Mirrors the datasets and arrival options of SGLang's bench_serving. Imports: err
 """
 
 from sgviz.workload.arrivals import closed_loop, gamma, poisson
+from sgviz.workload.endless import Endless, LoadShape
 from sgviz.workload.lengths import Choice, Length, LogNormal, Uniform
 from sgviz.workload.sessions import multi_turn, shared_prefix
 from sgviz.workload.traces import trace
 from sgviz.workload.value import Request, Segment, Workload, load
 
 __all__ = [
-    "Choice", "Length", "LogNormal", "Request", "Segment", "Uniform", "Workload", "closed_loop", "gamma", "load",
-    "multi_turn", "poisson", "shared_prefix", "trace",
+    "Choice", "Endless", "Length", "LoadShape", "LogNormal", "Request", "Segment", "Uniform", "Workload",
+    "closed_loop", "gamma", "load", "multi_turn", "poisson", "shared_prefix", "trace",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -111,6 +112,17 @@ def test_tree_figure_shows_each_node_with_its_length(pressed: Recording) -> None
     assert all(f"{node.node}: {node.tokens}" in words(figure) for node in shown)
 
 
+def test_tree_figure_writes_into_a_node_what_fits_of_its_text(pressed: Recording) -> None:
+    figure = tree_figure(pressed, decode=lambda ids: "ab\n漢$" * len(ids))
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    texts = [each.get_text() for each in ax.texts]
+    assert any('"ab··$' in text for text in texts)  # what the font lacks would be a warning
+    for node, text in zip(ax.patches, ax.texts):
+        if '"' in text.get_text():
+            assert text.get_window_extent().x1 <= node.get_window_extent().x1
+
+
 def test_latencies_between_tokens_are_the_differences(rec: Recording) -> None:
     gaps = inter_token_ms(rec)
     assert len(gaps) == len(rec.tokens) - rec.tokens.rid.nunique() and (gaps >= 0).all()
@@ -132,6 +144,16 @@ def test_diff_figure_shows_a_bar_a_request(rec: Recording) -> None:
     figure = diff_figure(rec.diff(other))
     assert len(figure.axes[0].patches) == 20 and "slower in b" in words(figure)
     assert "no request in common" in words(diff_figure(rec.diff(Recording([]))))
+
+
+def test_names_in_the_diff_figure_do_not_overlap(rec: Recording) -> None:
+    other = Recording(SyntheticRun(20, seed=1, total=320, gap_us=2_000, decode_us=15_000).events)
+    figure = diff_figure(rec.diff(other))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    boxes = sorted((each.get_window_extent() for each in ax.texts), key=lambda box: box.x0)
+    assert 1 < len(boxes) <= 6 and all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert all(ax.get_window_extent().y0 <= box.y0 and box.y1 <= ax.get_window_extent().y1 for box in boxes)
 
 
 def test_report_is_one_file_that_fetches_nothing(pressed: Recording) -> None:

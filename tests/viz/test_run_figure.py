@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sgviz.errors import BadRequest, NotFound
-from sgviz.recording import Recording
+from sgviz.recording import Header, Recording
 from sgviz.viz.run_figure import run_figure, source_line
 from sgviz.viz.style import DARK, LIGHT, Theme, theme
 
@@ -102,6 +102,13 @@ def test_title_states_counts_source_clock_and_losses() -> None:
 def test_cut_file_is_told_in_the_title(tmp_path: Path) -> None:
     rec = record(2)
     assert "cut off (7 bytes" in source_line(Recording(rec._events, truncated=7))
+
+
+def test_a_simulated_device_is_named_as_such() -> None:
+    settings = {"device": "sim:l4", "sim_model": "llama-3-8b"}
+    line = source_line(Recording([], Header(settings=settings)))
+    assert "device SIMULATED (sim:l4 with llama-3-8b)" in line and "measured" not in line
+    assert "all measured" in source_line(Recording([], Header(settings={"device": "cpu"})))
 
 
 def test_memory_axis_shows_the_use_and_states_the_total() -> None:

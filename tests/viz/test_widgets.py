@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets
+import nbformat
 import pytest
 
 import sgviz
@@ -18,9 +21,9 @@ from sgviz.errors import BadRequest, NotFound
 from sgviz.events import Event, RingSink
 from sgviz.events.schema import RequestDispatched
 from sgviz.recording import Recording
-from sgviz.viz import Dashboard, Journey, KVMap, RadixTree, Stepper
+from sgviz.viz import Dashboard, Journey, KVMap, OverlapLanes, RadixTree, Stepper
 
-SHOWS = {Dashboard: "dashboard", KVMap: "kv", RadixTree: "tree", Journey: "journey"}
+SHOWS = {Dashboard: "dashboard", KVMap: "kv", RadixTree: "tree", OverlapLanes: "overlap", Journey: "journey"}
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +92,29 @@ def test_a_click_on_a_request_brings_its_explanation(engine: Engine) -> None:
         assert widget.shown.seq > 40
 
 
+def test_one_scrubber_has_two_clocks(engine: Engine) -> None:
+    rec = engine.recording().freeze()
+    middle = rec.at(count=len(rec) // 2)
+    with Dashboard(rec) as widget, OverlapLanes(rec, seconds=0.02) as lanes:
+        for clock, at in (("iteration", middle.iteration), ("ms", middle.t_ms)):
+            widget._handle_custom_msg({"wish": {"at": at, "clock": clock, "rid": "", "node": 0}}, [])
+            assert widget.shown.seq == rec.at(**{{"ms": "time"}.get(clock, clock): at}).count
+        lanes._handle_custom_msg(
+            {"wish": {"at": middle.iteration, "clock": "iteration", "seconds": 0.01}}, []
+        )
+        shown = lanes.shown
+        assert shown.iteration == middle.iteration and shown.overlap is not None
+        assert shown.overlap.seconds == 0.01 and shown.overlap.end_ms <= shown.t_ms
+        lanes._handle_custom_msg({"wish": {"at": None, "seconds": "much"}}, [])
+        assert lanes.shown.seq == len(rec)  # what makes no sense brings the present back
+
+
 def test_what_cannot_be_shown_is_refused(engine: Engine) -> None:
     rec = engine.recording()
     with pytest.raises(NotFound, match="no request 'nobody'"):
         Journey(rec, "nobody")
+    with pytest.raises(BadRequest, match="cannot be looked at"):
+        OverlapLanes(rec, seconds=-1)
     with KVMap(rec) as widget:
         with pytest.raises(BadRequest, match="what is remembered"):
             widget.show(at=10**9)
@@ -131,23 +153,81 @@ def test_updates_are_coalesced_and_ten_thousand_leave_nothing() -> None:
 
 def test_the_stepper_s_buttons_drive_the_debugger(engine: Engine) -> None:
     with engine.debugger() as debugger, Stepper(debugger) as widget:
-        said: list[dict[str, Any]] = []
-        widget.send = lambda content, buffers=None: said.append(content)
-
-        def press(call: int, **body: object) -> dict[str, Any]:
-            widget._handle_custom_msg({"call": call, "body": body}, [])
-            eventually(lambda: any(each["call"] == call for each in said))
-            return next(each for each in said if each["call"] == call)
-
-        press(1, op="pause")
+        press = Pressed(widget)
+        press(op="pause")
         thread = threading.Thread(target=engine.generate, args=("hello",), daemon=True)
         thread.start()
-        status = press(2, op="wait", after=0, timeout_s=5)["answer"]["status"]
+        status = press(op="wait", after=0, timeout_s=5)["answer"]["status"]
         assert status["parked"] and debugger.parked
-        assert press(3, op="look", what=["pools"])["answer"]["view"]["pools"]["total"] == 512
-        assert press(4, op="past", by=-1)["answer"]["count"] > 0
-        assert "no such debugger command" in press(5, op="nonsense")["error"]
-        press(6, op="resume")
+        assert press(op="look", what=["pools"])["answer"]["view"]["pools"]["total"] == 512
+        assert press(op="past", by=-1)["answer"]["count"] > 0
+        assert "no such debugger command" in press(op="nonsense")["error"]
+        press(op="resume")
         thread.join(20)
         assert not thread.is_alive()
         assert "text/html" in widget._repr_mimebundle_()[0]
+
+
+class Pressed:
+    """A stepper's buttons, pressed as the page does."""
+
+    def __init__(self, widget: Stepper) -> None:
+        self._widget, self._calls = widget, 0
+        self._said: list[dict[str, Any]] = []
+        widget.send = lambda content, buffers=None: self._said.append(content)
+
+    def __call__(self, **body: object) -> dict[str, Any]:
+        self._calls += 1
+        call = self._calls
+        self._widget._handle_custom_msg({"call": call, "body": body}, [])
+        eventually(lambda: any(each["call"] == call for each in self._said))
+        return next(each for each in self._said if each["call"] == call)
+
+
+def test_one_request_is_stepped_and_limits_and_policy_change_at_a_stop(engine: Engine) -> None:
+    with engine.debugger() as debugger, Stepper(debugger) as widget:
+        press = Pressed(widget)
+        press(op="pause")
+        asked = {"max_new_tokens": 6}
+        thread = threading.Thread(
+            target=engine.generate, args=("hello", asked), kwargs={"rid": "mine"}, daemon=True
+        )
+        thread.start()
+        for to, kind in (("prefill", "batch.planned"), ("first token", "tokens.sampled")):
+            stop = press(op="step_to", rid="mine", to=to)["answer"]["status"]["stop_no"]
+            status = press(op="wait", after=stop, timeout_s=10)["answer"]["status"]
+            assert status["parked"] and debugger.where is not None and debugger.where.kind == kind
+        assert "first token already" in press(op="step_to", rid="mine", to="first token")["error"]
+        seen = press(op="look", what=["limits", "types", "tree"], rid="mine")["answer"]["view"]
+        assert {"Req", "ReqState"} <= {each["type"] for each in seen["types"]}
+        assert {"fcfs", "lpm"} <= set(seen["limits"]["policies"])
+        press(op="set_limits", schedule_policy="lpm", max_running_requests=3, max_total_tokens=500)
+        press(op="resume", to="iteration")
+        press(op="wait", after=status["stop_no"], timeout_s=10)
+        limits = press(op="look", what=["limits"])["answer"]["view"]["limits"]
+        assert (limits["schedule_policy"], limits["max_running_requests"]) == ("lpm", 3)
+        back = press(op="past", what="iteration", by=-1)["answer"]
+        assert back["iteration"] < debugger.where.iteration and all(
+            "token_ids" not in node for node in back["tree"]
+        )
+        press(op="step_to", rid="mine", to="finish")
+        press(op="resume")
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_importing_the_pictures_loads_no_widget_and_no_torch() -> None:
+    code = "import sys, sgviz.viz; print(*({'anywidget', 'ipywidgets', 'matplotlib', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("kind", SHOWS)
+def test_an_exported_notebook_shows_the_picture(kind: Any, engine: Engine) -> None:
+    """nbconvert takes the widget only where the notebook keeps its state; else the picture beside it."""
+    exporting = pytest.importorskip("nbconvert")
+    with kind(engine.recording()) as widget:
+        output = nbformat.v4.new_output("display_data", data=widget._repr_mimebundle_()[0])
+    cell = nbformat.v4.new_code_cell("widget", outputs=[output])
+    text, _ = exporting.HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+    assert 'src="data:image/png;base64,' in text

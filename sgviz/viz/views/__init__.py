@@ -4,15 +4,17 @@ Imports: events, errors, recording, numpy. Neither matplotlib nor anywidget.
 """
 
 from sgviz.viz.views.colours import themes
-from sgviz.viz.views.live import NAMES, LiveViews, Wanted
+from sgviz.viz.views.live import MAX_SECONDS, NAMES, LiveViews, Wanted
 from sgviz.viz.views.models import (
     DashboardView,
     JourneyView,
     KvMapView,
     Numbers,
+    OverlapView,
     Views,
 )
 
 __all__ = [
-    "NAMES", "DashboardView", "JourneyView", "KvMapView", "LiveViews", "Numbers", "Views", "Wanted", "themes",
+    "MAX_SECONDS", "NAMES", "DashboardView", "JourneyView", "KvMapView", "LiveViews", "Numbers", "OverlapView",
+    "Views", "Wanted", "themes",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -15,13 +16,17 @@ from sgviz.events.schema import Event
 from sgviz.recording import Recording, State
 from sgviz.recording.follow import Follower
 from sgviz.recording.moment import moment
+from sgviz.viz.views.clocks import Clock, Clocks
 from sgviz.viz.views.dashboard import Counters, dashboard
 from sgviz.viz.views.journey import journey_view, ranked
 from sgviz.viz.views.kv_map import kv_map
 from sgviz.viz.views.models import JourneyView, Views
+from sgviz.viz.views.overlap import overlap_view
 from sgviz.viz.views.radix_tree import TreeLog, tree_view
 
-NAMES = ("dashboard", "kv", "tree", "journey")
+PAGE = ("dashboard", "kv", "tree", "journey")
+NAMES = (*PAGE, "overlap")
+MAX_SECONDS = 60.0
 JOURNEY_EVERY_S = 1.0  # a journey reads the whole recording
 
 Decode = Callable[[list[int]], str]
@@ -30,14 +35,17 @@ Decode = Callable[[list[int]], str]
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a viewer looks at.
 
-    `what`: views by name. `at`: after so many events (None: now). `rid`: whose journey ("": one that ended).
-    `node`: whose text.
+    `what`: views by name. `at`: a place on `clock`: after so many events, ms since the first, or up to the end of an
+    iteration (None: now). `rid`: whose journey ("": one that ended). `node`: whose text. `seconds`: how much of the
+    overlap lanes.
     """
 
-    what: tuple[str, ...] = NAMES
-    at: int | None = None
+    what: tuple[str, ...] = PAGE
+    at: float | None = None
+    clock: Clock = "event"
     rid: str = ""
     node: int = 0
+    seconds: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_SECONDS)] = 1.0
 
     def check(self) -> Wanted:
         """Itself. Raises BadRequest that names a view that is none."""
@@ -60,6 +68,7 @@ class LiveViews:
         self.follower = Follower(rec.since, _start(rec))
         self._counters = Counters()
         self._tree_log = TreeLog()
+        self._clocks = Clocks()
         self._default = ""
         self._journey: tuple[str, float, JourneyView] | None = None
 
@@ -73,6 +82,7 @@ class LiveViews:
             count += 1
             self._counters.apply(event)
             self._tree_log.apply(event, count)
+            self._clocks.apply(event, count)
         return self.follower.count != before
 
     def make(self, wanted: Wanted) -> Views:
@@ -83,7 +93,7 @@ class LiveViews:
         """
         wanted.check()
         follower = self.follower
-        past = follower.at(wanted.at)
+        past = follower.at(self._count(wanted))
         now = moment(past.engine, past.count, follower.t0)
         dropped = self._rec.dropped if not self._rec.is_live else follower.lost + follower.state.dropped
         made: dict[str, object] = {}
@@ -95,16 +105,30 @@ class LiveViews:
             made["tree"] = tree_view(now, self._tree_log, wanted.node, follower.t0, self._decode)
         if "journey" in wanted.what:
             made["journey"] = self._journey_of(wanted.rid)
+        if "overlap" in wanted.what:
+            made["overlap"] = overlap_view(
+                self._rec.since, past.count, past.engine, wanted.seconds, follower.t0
+            )
+        oldest, newest = self._clocks.forget(follower.oldest), self._clocks.newest
         return Views(
             seq=past.count,
             newest=follower.count,
             oldest=follower.oldest,
+            oldest_ms=max(0.0, (oldest.t - follower.t0) / 1e6),
+            newest_ms=max(0.0, (newest.t - follower.t0) / 1e6),
+            oldest_iteration=oldest.iteration,
+            newest_iteration=newest.iteration,
             t_ms=now.t_ms,
             iteration=now.iteration,
             source=self._rec.source,
             live=self._rec.is_live,
             **made,  # type: ignore[arg-type]
         )
+
+    def _count(self, wanted: Wanted) -> int | None:
+        if wanted.at is None:
+            return None
+        return self._clocks.count_at(wanted.clock, wanted.at, self.follower.t0, self._rec.since)
 
     def _journey_of(self, rid: str) -> JourneyView:
         """Kept while the request is over, and for a second while it lives."""

@@ -180,15 +180,67 @@ class JourneyView(View, frozen=True):
     rids: tuple[str, ...]
 
 
+class LaneSpan(View, frozen=True, array_like=True):
+    """A stretch of a lane. `name`: a stage, `hidden` or `exposed`, a batch's mode or `idle`; `bid` 0: of no batch."""
+
+    start_ms: float
+    length_ms: float
+    name: str
+    bid: int
+
+
+class OverlapNumbers(View, frozen=True):
+    """Seconds inside the stretch, as `recording.overlap_account` counts them. `launches`: forwards begun.
+
+    `hidden_share`: of hidden and exposed host time. `busy_share`, `idle_share`: of the stretch.
+    """
+
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    launches: int = 0
+    hidden_share: float = 0.0
+    busy_share: float = 0.0
+    idle_share: float = 0.0
+
+
+class OverlapView(View, frozen=True):
+    """Host and device over a stretch. `host`: stages. `kinds`: host time hidden or exposed. `device`: forwards, idle.
+
+    `seconds`: how much was asked for. `turns`: `(ms, iteration)` at which turns of the loop began. `column_ms`: width
+    of a column where spans are too many to be drawn one by one (0: they are). `cut`: the stretch is shorter than asked,
+    it has too many events. `missing`: events lost.
+    """
+
+    begin_ms: float
+    end_ms: float
+    seconds: float
+    host: tuple[LaneSpan, ...]
+    kinds: tuple[LaneSpan, ...]
+    device: tuple[LaneSpan, ...]
+    turns: tuple[tuple[float, int], ...]
+    numbers: OverlapNumbers
+    column_ms: float
+    cut: bool
+    missing: int
+
+
 class Views(View, frozen=True):
     """One update: what was asked for, all of the moment after `seq` events, on both its clocks.
 
-    `newest`: events so far. `oldest`: how far back one may go.
+    `newest`: events so far. `oldest`: how far back one may go; `*_ms` and `*_iteration` are the same places on the
+    two other clocks.
     """
 
     seq: int
     newest: int
     oldest: int
+    oldest_ms: float
+    newest_ms: float
+    oldest_iteration: int
+    newest_iteration: int
     t_ms: float
     iteration: int
     source: str
@@ -197,3 +249,4 @@ class Views(View, frozen=True):
     kv: KvMapView | None = None
     tree: TreeView | None = None
     journey: JourneyView | None = None
+    overlap: OverlapView | None = None

@@ -15,8 +15,8 @@ import msgspec
 
 from sgviz.errors import SgvizError
 from sgviz.recording import Moment
+from sgviz.viz.widgets.base import SgvizWidget
 from sgviz.viz.widgets.fallback import Bundle, with_fallback
-from sgviz.viz.widgets.live import SgvizWidget
 
 END = None
 
@@ -32,10 +32,13 @@ class StepDebugger(Protocol):
 
 
 class Stepper(SgvizWidget):
-    """Step, run, pause and look at a scheduler with the mouse; `close` leaves the debugger to whoever made it."""
+    """Step, run, pause and look at a scheduler with the mouse, change its limits and policy, look back.
+
+    `close` leaves the debugger to whoever made it.
+    """
 
     def __init__(self, debugger: StepDebugger) -> None:
-        super().__init__("stepper")
+        super().__init__("stepper", self._hear)
         self._debugger = debugger
         self._asked: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._waits: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -58,7 +61,7 @@ class Stepper(SgvizWidget):
                 thread.join()
         super().close()
 
-    def _on_message(self, widget: object, content: dict[str, Any], buffers: object) -> None:
+    def _hear(self, content: dict[str, Any]) -> None:
         body = content.get("body")
         if isinstance(body, dict):
             (self._waits if body.get("op") == "wait" else self._asked).put(content)
@@ -74,9 +77,12 @@ class Stepper(SgvizWidget):
         """Raises SgvizError with the reason if it cannot be done."""
         if body.get("op") != "past":
             return self._debugger.relay(body)
-        by = int(body.get("by", -1))
-        moment = self._debugger.back(count=-by) if by < 0 else self._debugger.forward(count=by)
-        return msgspec.to_builtins(moment)
+        by, what = int(body.get("by", -1)), body.get("what", "event")
+        moment = self._debugger.back(what, -by) if by < 0 else self._debugger.forward(what, by)
+        shown: dict[str, Any] = msgspec.to_builtins(moment)
+        for node in shown["tree"]:
+            del node["token_ids"]  # a page shows how many they are
+        return shown
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Bundle:
         words = f"<pre>{html.escape(repr(self._debugger))}</pre>"
