@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": ("sgviz.cli.diff", "compare two recordings of the same workload"),
     "export": ("sgviz.cli.export", "write a recording for Perfetto, OpenTelemetry, Parquet, CSV"),
     "report": ("sgviz.cli.report", "write one HTML file about a recording"),
+    "lab": ("sgviz.cli.lab", "open JupyterLab on the notebooks"),
     "doctor": ("sgviz.cli.doctor", "say what this machine has"),
 }
 INTERRUPTED = 130

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging("warning")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as orderly as Ctrl-C
     with _server(args) as url, ChatClient(url, args.api_key) as client:
-        model = client.first_model()
+        model = args.model if args.url and args.model else client.first_model()
         print(f"{model} at {url}. {HELP}")
         _talk(client, model, args)
     return 0
@@ -36,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--api-key", help="key for --url")
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help="model of the engine to start (default: %(default)s)"
+        "--model",
+        help=f"model of the engine to start (default: {DEFAULT_MODEL}), or to ask for at --url (default: its first)",
     )
     parser.add_argument("--system", help="a system message")
     parser.add_argument(
@@ -54,8 +55,9 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
         return
     from sgviz.engine import Engine
 
-    print(f"starting {args.model} ...", file=sys.stderr)
-    with Engine(args.model, mode="processes", log_level="warning") as engine:
+    name = args.model or DEFAULT_MODEL
+    print(f"starting {name} ...", file=sys.stderr)
+    with Engine(name, mode="processes", log_level="warning") as engine:
         yield engine.serve(port=0).url
 
 

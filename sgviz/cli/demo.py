@@ -125,15 +125,23 @@ def _ask(engine: Engine, args: argparse.Namespace, console: Console) -> tuple[st
     console.print(f"[dim]POST {server.url}/v1/chat/completions[/dim]")
     console.print(f"[bold]user[/bold]       {args.prompt}", highlight=False)
     reply, rid = "", ""
+    usage: dict[str, Any] = {}
     with ChatClient(server.url) as client:
         for chunk in client.stream(body):
             if not rid:
                 console.print("[bold]assistant[/bold]  ", end="")
             rid = chunk["id"]
             reply += text_of(chunk)
+            usage = chunk.get("usage") or usage
             console.out(shown(text_of(chunk)), end="", highlight=False)
-    console.print("\n")
+    console.print(f"\n[dim]{_counted(usage)}[/dim]\n", highlight=False)
     return reply, rid
+
+
+def _counted(usage: dict[str, Any]) -> str:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    of_them = f" ({cached} of them cached)" if cached else ""
+    return f"{usage['prompt_tokens']} prompt tokens{of_them}, {usage['completion_tokens']} completion tokens"
 
 
 def _settled(recording: Recording, rid: str) -> Recording:

@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     settings = settings_from(parser.parse_args(argv))
     configure_logging(settings.serve.log_level)
     started = time.monotonic()
+    print(f"sgviz serve: loading {settings.model.model_path} ...", file=sys.stderr, flush=True)
     signals = Signals()
     check_address(settings.serve.host, settings.serve.port)
     engine = Engine.from_settings(settings, mode="processes")

@@ -8,9 +8,11 @@ import msgspec
 
 
 class State(StrEnum):
-    """OK: nothing to do. WARN: it works, with a drawback. BAD: an engine will not start, or not here."""
+    """OK: nothing to do. NONE: not there, and not needed here. WARN: it works, with a drawback.
+    BAD: an engine will not start, or not here."""
 
     OK = "ok"
+    NONE = "none"
     WARN = "warn"
     BAD = "bad"
 

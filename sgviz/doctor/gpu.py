@@ -70,7 +70,9 @@ def checks(version_of: Version = version) -> Iterator[Check]:
     gpus = () if isinstance(facts, str) else facts.gpus
     yield _gpus(gpus, driver)
     for package in ("triton", "flashinfer-python"):
-        yield Check(topic=TOPIC, name=package, found=version_of(package) or "not installed")
+        found = version_of(package)
+        state = State.NONE if found is None else State.OK
+        yield Check(topic=TOPIC, name=package, found=found or "not installed (optional)", state=state)
 
 
 def _build(facts: TorchFacts) -> Check:

@@ -15,7 +15,7 @@ from rich.table import Table
 from sgviz.doctor import gpu, machine, models, network, software
 from sgviz.doctor.check import Check, DoctorReport, State
 
-_STYLES = {State.OK: "green", State.WARN: "yellow", State.BAD: "bold red"}
+_STYLES = {State.OK: "green", State.NONE: "dim", State.WARN: "yellow", State.BAD: "bold red"}
 _VERDICTS = {
     State.OK: "Everything an engine needs is here.",
     State.WARN: "An engine starts here; see the warnings.",

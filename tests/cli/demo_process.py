@@ -34,19 +34,26 @@ def socket_folders(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("sgviz-*")]
 
 
+def _hear_ctrl_c() -> None:
+    """As from a terminal: what a shell starts in the background would inherit a SIGINT that is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Started:
     """A command that runs in a process group of its own, as a terminal starts it."""
 
-    def __init__(self, *arguments: str, folder: Path) -> None:
+    def __init__(self, *arguments: str, folder: Path, stdin: int | None = None) -> None:
         self.folder = folder
         self.out, self.err = folder / "stdout", folder / "stderr"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sgviz", *arguments],
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 env=environment(folder),
                 start_new_session=True,
+                preexec_fn=_hear_ctrl_c,
             )
 
     def children(self) -> list[psutil.Process]:
