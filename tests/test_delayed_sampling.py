@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -205,9 +206,12 @@ def test_the_real_worker_samples_the_same_late() -> None:
         for step in range(6):
             batch = driver.decode(reqs) if step else driver.extend(reqs)
             launch = worker.launch(batch, delay_sample=delay)
+            held = time.monotonic_ns()
             launch.sample()
             result = launch.result()
-            assert result.start_ns < result.end_ns
+            assert result.start_ns < result.forward_end_ns < result.end_ns <= result.copy_end_ns
+            apart = result.sample_start_ns - result.forward_end_ns
+            assert (apart >= 0 and result.sample_start_ns >= held) if delay else apart == 0
             driver.process(batch, result)
         found.append([req.output_ids for req in reqs])
         worker.close()

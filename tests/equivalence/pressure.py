@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,11 +19,13 @@ def pressed(
     Without ignore_eos, or the scheduler would reserve all that a request may write and never retract.
     """
     page = int(str(settings.get("page_size", 1)))
-    need = sum(len(ids) + tokens for ids in prompts)
-    pool = max(need // 4, max(map(len, prompts)) + tokens + 2 * page) // page * page
+    # what all begin with is in the cache after the first and not needed again
+    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts)))
+    need = shared + sum(len(ids) - shared + tokens for ids in prompts)
+    pages = max(need // 4 // page, -(-max(map(len, prompts)) // page) + -(-tokens // page) + 2)
     with Engine(
         model,
-        max_total_tokens=pool,
+        max_total_tokens=pages * page,
         schedule_conservativeness=0.001,
         enable_mixed_chunk=True,
         chunked_prefill_size=32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -88,6 +89,29 @@ def test_the_lanes_show_the_spans_where_they_were() -> None:
     assert (190, 195) in host
     other = sorted((a, b) for a, b, row in bars(ax) if row == 2.6)
     assert other == [(185, 190), (190, 200), (200, 210), (210, 215)]
+
+
+def test_sampling_is_paler_and_copies_lie_below() -> None:
+    """10 ms of device of which the last 2 are sampling; the copy beside the next forward."""
+    plain = account(0)
+    forwards = [Span(span.start, span.end - 2 * MS, "decode", span.bid) for span in plain.device]
+    samples = [Span(span.end - 2 * MS, span.end, "sample", span.bid) for span in plain.device]
+    copies = tuple(Span(span.end, span.end + MS, "copy", span.bid) for span in plain.device)
+    parted = replace(plain, device=(*forwards, *samples), copies=copies)
+    ax = lanes_figure({"overlap": parted}, source=SOURCE, seconds=0.02).axes[0]
+    assert sorted((a, b) for a, b, row in bars(ax) if row == 0) == [
+        (190, 198),
+        (198, 200),
+        (200, 208),
+        (208, 210),
+    ]
+    assert sorted((a, b) for a, b, row in bars(ax) if 0.4 < row < 0.6) == [(190, 191), (200, 201)]
+    first, second = ax.collections[:2]
+    assert sum(second.get_facecolor()[0][:3]) > sum(first.get_facecolor()[0][:3])
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "paler: sampling" in legend and "below: copy to the host" in legend
+    plain_legend = lanes_figure(TWO, source=SOURCE).axes[0].get_legend()
+    assert "paler: sampling" not in [text.get_text() for text in plain_legend.get_texts()]
 
 
 def test_the_bars_are_the_seconds_of_the_account() -> None:
