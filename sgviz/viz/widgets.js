@@ -937,11 +937,11 @@ class Stepper {
     this.inForce(view.limits);
     this.panes.replaceChildren(
       this.pane("queue", view.waiting.map(reqRow)), this.pane("running", view.running.map(reqRow)),
-      this.pane("prompt being cut", view.chunked.map(reqRow)), this.pane("PrefillAdder", facts(view.adder)),
-      this.pane("KV pool", facts(view.pools)), this.pane("limits", facts(view.limits, ["policies"])),
+      this.pane("prompt being cut", view.chunked.map(reqRow)), this.pane("PrefillAdder", facts(view.adder), 12, false),
+      this.pane("KV pool", facts(view.pools), 12, false), this.pane("limits", facts(view.limits, ["policies"]), 12, false),
       this.pane("batches", view.batches.map((b) => [`${b.place} ${b.bid}`, `${b.mode} of ${b.rids.length}: ${b.rids.map(short).join(" ")}`])),
       this.pane("radix tree", view.tree.map(nodeRow)),
-      ...(view.types || []).map((type) => this.pane(`${type.type} of ${short(this.rid.value)}`, facts(type.fields), 40)),
+      ...(view.types || []).map((type) => this.pane(`${type.type} of ${short(this.rid.value)}`, facts(type.fields), 40, false)),
     );
   }
 
@@ -967,9 +967,10 @@ class Stepper {
     this.policy.value = now;
   }
 
-  pane(title, rows, most = 12) {
+  /** A titled table of the first `most` rows. `counted`: how many there are says something. */
+  pane(title, rows, most = 12, counted = true) {
     const box = make("div", null);
-    make("h3", box, { textContent: rows.length ? `${title} (${rows.length})` : `${title}: empty` });
+    make("h3", box, { textContent: !rows.length ? `${title}: empty` : counted ? `${title} (${rows.length})` : title });
     const table = make("table", box);
     for (const cells of rows.slice(0, most)) {
       const row = make("tr", table);
@@ -988,7 +989,7 @@ class Stepper {
     const pools = { total: then.total, free: then.free, evictable: then.evictable, protected: then.protected, private: then.private_total };
     this.panes.replaceChildren(
       this.pane("queue then", then.waiting.map((rid) => [short(rid)])), this.pane("running then", then.running.map((rid) => [short(rid)])),
-      this.pane("KV pool then", facts(pools)), this.pane("held then", Object.entries(then.private).map(([rid, n]) => [short(rid), String(n)])),
+      this.pane("KV pool then", facts(pools), 12, false), this.pane("held then", Object.entries(then.private).map(([rid, n]) => [short(rid), String(n)])),
       this.pane("radix tree then", then.tree.map(nodeRow)),
     );
   }
@@ -1108,6 +1109,7 @@ class Stage {
 
   take(view) {
     this.view = view;
+    if (view.fault || this.note) this.say(view.fault);
     this.ask();
   }
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import msgspec
 import pytest
 
 from sgviz.engine import Engine
 from sgviz.errors import BadRequest
-from sgviz.events import RingSink
+from sgviz.events import Event, RingSink
+from sgviz.events.schema import CacheFlushed, TreeInserted
 from sgviz.recording import Recording
 from sgviz.recording.follow import MAX_BATCHES, MAX_REQUESTS, Follower
+from sgviz.viz.style import host_colours, theme
 from sgviz.viz.views import LiveViews, Views, Wanted, themes
+from sgviz.viz.views.clocks import MARK_EVERY
 from sgviz.viz.views.kv_map import MAX_CELLS
+from sgviz.viz.views.radix_tree import STEPS
 
 POOL = 512
 
@@ -124,15 +129,30 @@ def test_views_travel_as_json(run: tuple[Engine, RingSink]) -> None:
     assert made.tree.chosen.of == node.tokens and made.tree.chosen.text.endswith("ids")
 
 
+def again(event: Event, turn: int) -> Event:
+    """The event as another run of the same would make it: its nodes have ids of their own."""
+    body = event.body
+    if isinstance(body, TreeInserted):
+        body = msgspec.structs.replace(body, node=body.node + turn * 10_000)
+    return msgspec.structs.replace(event, seq=event.seq + turn * 10_000, body=body)
+
+
 def test_memory_is_bounded_however_long_it_runs(run: tuple[Engine, RingSink]) -> None:
     """The same run over and over through a small ring: what is kept does not grow."""
     events = run[1].snapshot()
     ring = RingSink(capacity=5000)
-    follower = Follower(ring.since)
+    views = LiveViews(Recording.live(ring.snapshot, total=lambda: ring.total, since=ring.since))
+    follower = views.follower
     for turn in range(40):
-        shifted = [msgspec.structs.replace(event, seq=event.seq + turn * 10_000) for event in events]
+        shifted = [again(event, turn) for event in events]
         ring.extend(shifted)
-        follower.advance()
+        ring.extend([msgspec.structs.replace(shifted[-1], body=CacheFlushed(ok=True, why=""))])
+        views.refresh()
+        views.make(Wanted())
+        assert not views._tree_log.used
+    assert (
+        len(views._tree_log.steps) <= STEPS and len(views._clocks._marks) <= (5000 + 4096) // MARK_EVERY + 2
+    )
     assert follower.count == ring.total and follower.lost == 0
     assert len(follower.state.requests.by_rid) <= MAX_REQUESTS + 24
     assert len(follower.state.batches) <= MAX_BATCHES + 24
@@ -152,7 +172,11 @@ def test_a_large_pool_is_drawn_with_several_pages_a_cell() -> None:
 
 
 def test_colours_are_those_of_the_figures() -> None:
-    assert set(themes()) == {"light", "dark"} and themes()["dark"]["ground"] != themes()["light"]["ground"]
+    told = themes()
+    assert set(told) == {"light", "dark"} and told["dark"]["ground"] != told["light"]["ground"]
+    for name, colours in told.items():
+        host = {f"host_{stage}": colour for stage, colour in asdict(host_colours(name)).items()}
+        assert host and colours == asdict(theme(name)) | host
 
 
 def test_no_thread_is_needed_to_look(run: tuple[Engine, RingSink]) -> None:
