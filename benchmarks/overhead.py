@@ -5,8 +5,9 @@
 Two settings: the real model with 8 requests at a time, and the mock device (no device time) with 64, both
 over HTTP `/generate`, not streamed, components in processes. Each pair runs the same requests once with
 events and once without, in an order that alternates, so that drift falls on both. Printed: the median of
-the pairwise ratios with its 95 % interval (bootstrap), and the share of run time spent in emit and flush
-(CPU time of the emitting threads, all components). Targets: 0.99 (real model), 0.95 (mock), 1 % in emit.
+the pairwise ratios with its 95 % interval (bootstrap), the same for the CPU time a token costs in all
+processes (which a busy neighbour disturbs less), and the share of run time spent in emit and flush (CPU time
+of the emitting threads, all components). Targets: 0.99 (real model), 0.95 (mock), 1 % in emit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx2
+import psutil
 
 from sgviz.engine import Engine
 from sgviz.events import schema
@@ -55,16 +57,18 @@ def measure(engine: Engine, running: int, requests: int, tokens: int, pairs: int
     """Interleaved pairs on one engine; the first run of each kind is thrown away."""
     url = engine.serve(port=0).url
     seen: dict[bool, list[float]] = {True: [], False: []}
+    cpu: dict[bool, list[float]] = {True: [], False: []}
     busy_s = 0.0
     cost_before = 0
     for pair in range(pairs + 1):
         for on in (True, False) if pair % 2 else (False, True):
             engine.set_events(on)
             engine.flush_cache()
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), _cpu_s()
             rate = asyncio.run(load(url, running, requests, tokens))
             if pair:
                 seen[on].append(rate)
+                cpu[on].append(_cpu_s() - cpu_start)
                 busy_s += (time.perf_counter() - start) if on else 0.0
             elif on:
                 cost_before = _cost_ns(engine)
@@ -72,14 +76,25 @@ def measure(engine: Engine, running: int, requests: int, tokens: int, pairs: int
     engine.set_events(True)
     ratios = [on / off for on, off in zip(seen[True], seen[False], strict=True)]
     low, high = interval(ratios)
+    less = [off / on for on, off in zip(cpu[True], cpu[False], strict=True)]
+    cpu_low, cpu_high = interval(less)
     return {
         "tok_s_on": statistics.median(seen[True]),
         "tok_s_off": statistics.median(seen[False]),
         "ratio": statistics.median(ratios),
         "ratio_low": low,
         "ratio_high": high,
+        "cpu_ratio": statistics.median(less),
+        "cpu_ratio_low": cpu_low,
+        "cpu_ratio_high": cpu_high,
         "emit_share": (_cost_ns(engine) - cost_before) / 1e9 / busy_s,
     }
+
+
+def _cpu_s() -> float:
+    """CPU seconds so far of this process and the components."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
 
 def _cost_ns(engine: Engine) -> int:
@@ -116,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results["real"] = measure(engine, running=8, requests=16, tokens=32, pairs=args.pairs)
     if args.only != "real":
         with Engine(args.model, mode="processes", device="mock", log_level="warning") as engine:
-            results["mock"] = measure(engine, running=64, requests=256, tokens=64, pairs=args.pairs)
+            results["mock"] = measure(engine, running=64, requests=1024, tokens=64, pairs=args.pairs)
     if args.json:
         print(json.dumps(results))
         return 0
@@ -124,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"{name}: events on/off {found['ratio']:.3f} [{found['ratio_low']:.3f}, {found['ratio_high']:.3f}] "
             f"(target {TARGETS[name]}), {found['tok_s_on']:.0f} against {found['tok_s_off']:.0f} tok/s, "
-            f"emit {found['emit_share'] * 100:.2f} % of run time"
+            f"CPU a token off/on {found['cpu_ratio']:.3f} [{found['cpu_ratio_low']:.3f}, "
+            f"{found['cpu_ratio_high']:.3f}], emit {found['emit_share'] * 100:.2f} % of run time"
             + (f" (target {EMIT_TARGET * 100:.0f} %)" if name == "real" else "")
         )
     return 0

@@ -339,7 +339,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
                 param="chunked_prefill_size",
             )
-        _check_pattern(self.grammar.constrained_json_whitespace_pattern)
+        _check_pattern(self.grammar)
         for name in self.observe.allowed_labels:
             if not LABEL.fullmatch(name) or name in TAKEN_LABELS:
                 raise ConfigError(
@@ -354,14 +354,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def _check_pattern(pattern: str | None) -> None:
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        raise ConfigError(
-            f"setting constrained_json_whitespace_pattern = {pattern!r}: no regular expression, {error}",
-            param="constrained_json_whitespace_pattern",
-        ) from None
+def _check_pattern(grammar: GrammarConfig) -> None:
+    name, pattern = "constrained_json_whitespace_pattern", grammar.constrained_json_whitespace_pattern
+    if pattern is not None and grammar.grammar_backend != "none":
+        from llguidance import LLMatcher  # it takes a while, and most settings name no pattern
+
+        if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+            raise ConfigError(f"setting {name} = {pattern!r}: {' '.join(error.split())}", param=name)
 
 
 class _Homes(dict[str, str]):

@@ -182,12 +182,18 @@ def test_min_new_tokens_keeps_the_end_away_where_the_grammar_can_go_on() -> None
 
 def test_stop_strings_and_ids_still_end_it() -> None:
     rig = make_rig()
-    text = rig.submit(PROMPT, 60, regex="[0-9]{40}", stop=("7",))
-    token = rig.submit(PROMPT, 60, regex="[0-9a-c]{40}", stop_token_ids=tuple(encode("a")))
+    free = [rig.submit(PROMPT, 60, regex=regex) for regex in ("[0-9]{40}", "[0-9a-c]{40}")]
     rig.run()
-    for rid, matched in ((text, "7"), (token, encode("a")[0])):
-        finish = rig.answers[rid].finish
-        assert finish is not None and (finish.type, finish.matched) in (("stop", matched), ("stop", None))
+    digits, letters = (rig.answers[rid].output_ids for rid in free)
+    stop, stop_id = decode(digits[3:5]), letters[4]
+    text = rig.submit(PROMPT, 60, regex="[0-9]{40}", stop=(stop,))
+    token = rig.submit(PROMPT, 60, regex="[0-9a-c]{40}", stop_token_ids=(stop_id,))
+    rig.run()
+    for rid, matched, most in ((text, stop, 5), (token, stop_id, 5)):
+        answer = rig.answers[rid]
+        assert answer.finish is not None
+        assert (answer.finish.type, answer.finish.matched) == ("stop", matched)
+        assert len(answer.output_ids) <= most
 
 
 def test_requests_with_the_same_grammar_have_states_of_their_own() -> None:

@@ -28,7 +28,7 @@ class Past:
         """Move by so many `what`, forwards or back, within the recording.
 
         Raises:
-            BadRequest: no such unit. Unavailable: it is not parked, or there is no recording.
+            BadRequest: no such unit. Unavailable: it is not parked, there is no recording, or it does not reach so far.
         """
         if what not in UNITS:
             raise BadRequest(f"{what!r} is not one of {', '.join(UNITS)}{suggest(what, UNITS)}")
@@ -46,13 +46,18 @@ class Past:
 
 
 def _up_to(recording: Recording, where: Where) -> Sequence[Event]:
-    """The recording's events, once the one at which it is parked has arrived."""
+    """The recording's events, once the one at which it is parked has arrived. Raises Unavailable if it does not."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         events = recording.stamped()
         newest = next((event.seq for event in reversed(events) if event.component == "scheduler"), 0)
-        if newest >= where.seq or time.monotonic() > deadline:
+        if newest >= where.seq:
             return events
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the recording ends at the scheduler's event {newest}, and it is parked at {where.seq}; "
+                f"the events between have not come within {PATIENCE_S:g} s"
+            )
         time.sleep(0.02)
 
 
@@ -72,5 +77,6 @@ def _moved(events: Sequence[Event], count: int, what: str, by: int) -> int:
 
 def _ends_iteration(events: Sequence[Event], at: int) -> bool:
     """Whether the next event of the scheduler is of a later iteration."""
-    later = next((event for event in events[at:] if event.component == "scheduler"), None)
+    behind = (events[place] for place in range(at, len(events)))
+    later = next((event for event in behind if event.component == "scheduler"), None)
     return later is not None and later.iteration > events[at - 1].iteration

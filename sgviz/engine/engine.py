@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -63,13 +63,8 @@ class Engine:
         **settings: object,
     ) -> None:
         policy = None if isinstance(schedule_policy, str) else schedule_policy
-        if model is not None:
-            settings.setdefault("model_path", model)
-        if event_loop is not None:
-            settings["disable_overlap_schedule"] = _is_normal(event_loop)
-        if isinstance(schedule_policy, str):
-            settings["schedule_policy"] = schedule_policy
-        self._start(Settings.build(**settings), mode, policy)
+        given = {"model": model, "event_loop": event_loop, "schedule_policy": schedule_policy, **settings}
+        self._start(settings_of(given), mode, policy)
 
     @classmethod
     def from_settings(cls, settings: Settings, *, mode: Mode = "threads") -> Engine:
@@ -278,10 +273,19 @@ def _check_mode(mode: str, policy: object) -> None:
     check_policy(policy, getattr(policy, "__name__", type(policy).__name__))
 
 
-def _is_normal(event_loop: str) -> bool:
-    if event_loop not in ("normal", "overlap"):
-        raise ConfigError(f"event_loop {event_loop!r} is not one of normal, overlap")
-    return event_loop == "normal"
+def settings_of(given: Mapping[str, object]) -> Settings:
+    """The Settings that `Engine(**given)` runs with; a policy given as an object is left out."""
+    flat = dict(given)
+    event_loop, model = flat.pop("event_loop", None), flat.pop("model", None)
+    if event_loop not in (None, "normal", "overlap"):
+        raise ConfigError(f"event_loop {event_loop!r} is not one of normal, overlap", param="event_loop")
+    if event_loop is not None:
+        flat["disable_overlap_schedule"] = event_loop == "normal"
+    if model is not None:
+        flat.setdefault("model_path", model)
+    if not isinstance(flat.get("schedule_policy", ""), str):
+        del flat["schedule_policy"]
+    return Settings.build(**flat)
 
 
 def _recording_of(pipeline: Pipeline) -> Recording:

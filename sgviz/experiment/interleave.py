@@ -8,11 +8,10 @@ workload, recording.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from sgviz.config import Settings
-from sgviz.engine import Engine, Mode
+from sgviz.engine import Engine, Mode, settings_of
 from sgviz.errors import BadRequest, ConfigError, SgvizError, suggest
 from sgviz.events.schema import BatchProcessed, Event, RequestFinished
 from sgviz.experiment.comparison import Comparison, Run
@@ -29,6 +28,7 @@ MODES: tuple[Mode, ...] = ("processes", "threads")
 CLOCKS = ("wall", "virtual")
 SETTLE_S = 5.0  # the last events of other processes are at most this far behind the answers
 POLL_S = 0.02
+PIECE = 8192  # events taken at once
 
 
 def compare(
@@ -58,7 +58,7 @@ def compare(
         shared: settings of all runs; those of a run go before.
 
     Raises:
-        BadRequest, ConfigError: nothing was run. SgvizError: a request of the named run failed.
+        BadRequest, ConfigError: nothing was run. SgvizError: a request of the named run failed, or its end is unknown.
     """
     if not runs or repeats < 1:
         raise BadRequest(f"compare needs at least one run and one repeat, got {len(runs)} and {repeats}")
@@ -92,21 +92,6 @@ def _plan(name: str, given: Mapping[str, object], mode: Mode) -> tuple[dict[str,
     return settings, own_mode
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The Settings that `Engine(**given)` would run with; a policy given as an object is left out."""
-    flat = dict(given)
-    loop = flat.pop("event_loop", None)
-    if loop not in (None, "normal", "overlap"):
-        raise ConfigError(f"event_loop {loop!r} is not one of normal, overlap", param="event_loop")
-    if loop is not None:
-        flat["disable_overlap_schedule"] = loop == "normal"
-    if (model := flat.pop("model", None)) is not None:
-        flat.setdefault("model_path", model)
-    if not isinstance(flat.get("schedule_policy", ""), str):
-        del flat["schedule_policy"]
-    return Settings.build(**flat)
-
-
 def _wall(
     name: str,
     settings: dict[str, Any],
@@ -128,24 +113,48 @@ def _refuse_failures(name: str, answers: Mapping[str, Answer]) -> None:
 
 
 def _settled(live: Recording, requests: int, name: str) -> Recording:
-    """The recording once scheduler and tokenizer manager have both told of every request's end."""
+    """The recording once scheduler and tokenizer manager have both told of every request's end.
+
+    Raises:
+        SgvizError: they have not in time, and not because events were dropped, which the tables show.
+    """
+    ends, seen, lost = _Ends(), 0, 0
     deadline = time.monotonic() + SETTLE_S
-    while _ended(live.stamped()) < requests and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    while ends.count < requests:
+        first, events = live.since(seen, PIECE)
+        lost, seen = lost + first - seen, first + len(events)
+        for event in events:
+            ends.take(event)
+        if not events and time.monotonic() > deadline:
+            if lost:
+                break
+            raise SgvizError(
+                f"run {name!r}: {SETTLE_S:g} s after the last answer the events tell of the end of only "
+                f"{ends.count} of {requests} requests"
+            )
+        if not events:
+            time.sleep(POLL_S)
     frozen = live.freeze()
     frozen.source = name
     return frozen
 
 
-def _ended(events: Sequence[Event]) -> int:
-    by_scheduler: set[str] = set()
-    by_manager: set[str] = set()
-    for event in events:
+class _Ends:
+    """Requests whose end scheduler and tokenizer manager have told."""
+
+    def __init__(self) -> None:
+        self._by_scheduler: set[str] = set()
+        self._by_manager: set[str] = set()
+
+    def take(self, event: Event) -> None:
         if isinstance(event.body, BatchProcessed):
-            by_scheduler.update(event.body.finished)
+            self._by_scheduler.update(event.body.finished)
         elif isinstance(event.body, RequestFinished):
-            by_manager.add(event.body.rid)
-    return len(by_scheduler & by_manager)
+            self._by_manager.add(event.body.rid)
+
+    @property
+    def count(self) -> int:
+        return len(self._by_scheduler & self._by_manager)
 
 
 def _virtual(

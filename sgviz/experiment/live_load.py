@@ -205,8 +205,9 @@ class LiveLoad:
         except asyncio.CancelledError:
             self._book.aborted()
             raise
-        except SgvizError as error:
-            self._book.failed(error.message)
+        except Exception as error:  # whatever it is, the request has ended, and a person must see why
+            told = error.message if isinstance(error, SgvizError) else f"{type(error).__name__}: {error}"
+            self._book.failed(told)
             await asyncio.sleep(PAUSE_S)
         else:
             self._book.finished(tokens)

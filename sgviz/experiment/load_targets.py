@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from sgviz.engine import Engine
-from sgviz.errors import SgvizError, Unavailable, from_status
+from sgviz.errors import BadRequest, SgvizError, Unavailable, from_status
 
 FACTS_TIMEOUT_S = 10.0
 
@@ -43,7 +43,7 @@ def target_of(engine: Engine | str, api_key: str | None = None) -> Target:
     """The engine itself, or the server at that URL.
 
     Raises:
-        Unavailable: nobody answers there. SgvizError: it does not say what its vocabulary is.
+        BadRequest: that is no URL. Unavailable: nobody answers there. SgvizError: it does not say its vocabulary.
     """
     return HttpTarget(engine, api_key) if isinstance(engine, str) else EngineTarget(engine)
 
@@ -78,6 +78,10 @@ class HttpTarget:
         try:
             with httpx2.Client(headers=self._headers, timeout=FACTS_TIMEOUT_S, trust_env=False) as client:
                 response = client.get(self.url + "/model_info")
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise BadRequest(
+                f"{self.url!r} is no URL of a server, like http://127.0.0.1:30000: {error}"
+            ) from error
         except httpx2.HTTPError as error:
             raise Unavailable(f"no server answers at {self.url}: {error}") from error
         if response.status_code != 200:

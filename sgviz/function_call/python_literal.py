@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import threading
 import warnings
 from collections.abc import Container
 from typing import Any
@@ -41,8 +42,13 @@ def call_in_dict(source: str, names: Container[str]) -> Calls | None:
         return None
 
 
+_PARSING = (
+    threading.Lock()
+)  # catch_warnings changes the whole process, and texts are parsed in several threads
+
+
 def _parsed(source: str) -> ast.expr:
-    with warnings.catch_warnings():
+    with _PARSING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a model's escapes are not this program's
         return ast.parse(source, mode="eval").body
 

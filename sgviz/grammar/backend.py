@@ -24,5 +24,9 @@ class GrammarBackend(Protocol):
     """Compiles. Called by several threads at once, never by the scheduler's."""
 
     def compile(self, key: Key) -> CompiledGrammar:
-        """May take long. Raises BadRequest for a text that cannot be compiled, saying why."""
+        """May take long.
+
+        Raises:
+            BadRequest: the text cannot be compiled, and why. Whatever else it raises is a fault of its own.
+        """
         ...

@@ -1,19 +1,22 @@
 """GrammarCompiler: compiles off the loop, keeps what it compiled, and says when a grammar is there.
 
-Mirrors the pool and the cache of SGLang's grammar manager; here the cache forgets what was used longest ago, and what
-could not be compiled is kept as well. Only the scheduler's thread calls it. Imports: events (clock), errors.
+Mirrors the pool and the cache of SGLang's grammar manager; here the cache forgets what was used longest ago, and a
+text that is no grammar is kept as well. A fault of the backend is logged and not kept: the next try may do better.
+Only the scheduler's thread calls it. Imports: events (clock), errors.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import Clock
 from sgviz.grammar.backend import CompiledGrammar, GrammarBackend, Key
 
+log = logging.getLogger(__name__)
 WORKERS = 4
 CACHED_GRAMMARS = 256
 
@@ -24,6 +27,14 @@ class _Entry:
 
     future: Future[tuple[CompiledGrammar, int]]
     waiting: int = 0
+
+    @property
+    def broken(self) -> bool:
+        """Not compiled through no fault of the text."""
+        future = self.future
+        if not future.done() or future.cancelled() or future.exception() is None:
+            return False
+        return not isinstance(future.exception(), BadRequest)
 
 
 @dataclass(slots=True)
@@ -47,13 +58,13 @@ class Ticket:
         return future.result()[1]
 
     def result(self) -> CompiledGrammar:
-        """The grammar, once `done`. Raises BadRequest if it cannot be compiled."""
+        """The grammar, once `done`. Raises BadRequest if it cannot be compiled, SgvizError if the backend broke."""
         error = self.entry.future.exception()
         if error is None:
             return self.entry.future.result()[0]
         if isinstance(error, BadRequest):
             raise BadRequest(error.message, param=error.param)  # a fresh one: this may be told many times
-        raise BadRequest(f"the grammar cannot be compiled: {type(error).__name__}: {error}")
+        raise SgvizError(f"this server failed to compile the {self.key[0]}: {type(error).__name__}: {error}")
 
 
 class GrammarCompiler:
@@ -89,7 +100,8 @@ class GrammarCompiler:
         """The claim was met or given up; what nobody waits for and has not begun is not compiled."""
         entry = ticket.entry
         entry.waiting -= 1
-        if not entry.waiting and entry.future.cancel() and self._entries.get(ticket.key) is entry:
+        useless = entry.broken or (not entry.waiting and entry.future.cancel())
+        if useless and self._entries.get(ticket.key) is entry:
             del self._entries[ticket.key]
 
     def clear(self) -> None:
@@ -116,7 +128,13 @@ class GrammarCompiler:
 
     def _compile(self, key: Key) -> tuple[CompiledGrammar, int]:
         started = self._clock.now()
-        compiled = self._backend.compile(key)
+        try:
+            compiled = self._backend.compile(key)
+        except BadRequest:
+            raise
+        except BaseException:
+            log.exception("a %s of %d characters was not compiled", key[0], len(key[1]))
+            raise
         return compiled, self._clock.now() - started
 
     def _forget_oldest(self) -> None:

@@ -27,8 +27,9 @@ def make_compiler(
     """
     if config.grammar_backend == "none":
         return None
+    pattern = config.constrained_json_whitespace_pattern
     whitespace = Whitespace(
-        pattern=config.constrained_json_whitespace_pattern or DEFAULT_WHITESPACE,
+        pattern=DEFAULT_WHITESPACE if pattern is None else pattern,
         none=config.constrained_json_disable_any_whitespace,
     )
     backend = LLGuidanceBackend(lambda: Vocabulary.of(tokenizer, vocab_size), eos_token_ids, whitespace)

@@ -8,6 +8,7 @@ Imports: grammar, errors.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from sgviz.grammar.text import Whitespace, inline_json, literal, split_special
 
 Json = Mapping[str, Any]
 TEXT = "TEXT: /(.|\\n)*/"
+ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def structural_tag_grammar(text: str, special: Mapping[str, int], whitespace: Whitespace) -> str:
@@ -82,7 +84,9 @@ class _Rules:
         return inline_json(format.get("json_schema"), self._whitespace)
 
     def regex(self, format: Json, where: str) -> str:
-        pattern = _text(format, "pattern", where).replace("/", "\\/")
+        # Lark ends a pattern at the first slash that is not escaped; one that is may be so already
+        pattern = _text(format, "pattern", where)
+        pattern = ESCAPED_OR_SLASH.sub(lambda found: "\\/" if found[0] == "/" else found[0], pattern)
         return self._rule(self._terminal(f"/{pattern}/"))
 
     def any_text(self, format: Json, where: str) -> str:

@@ -21,6 +21,8 @@ class LoopThread:
 
     def __init__(self, name: str = "sgviz-main") -> None:
         self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()  # what is submitted comes before the end, or not at all
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -40,10 +42,11 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine in the loop from any thread. Unavailable if the loop has ended."""
-        if not self._thread.is_alive():
-            coroutine.close()
-            raise Unavailable("the engine is closed")
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        with self._lock:
+            if not self._ending:
+                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        coroutine.close()
+        raise Unavailable("the engine is closed")
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine in the loop and wait for it; an interrupt of the waiting thread cancels it."""
@@ -59,6 +62,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel what still runs and end the thread."""
-        if self._thread.is_alive():
+        with self._lock:
+            first, self._ending = not self._ending, True
+        if first:
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
+        self._thread.join()

@@ -158,9 +158,10 @@ def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
 
 def _check_bias(bias: dict[str, float] | None, vocab_size: int) -> None:
     for key, value in (bias or {}).items():
-        if not key.isascii() or not key.isdigit() or int(key) >= vocab_size:
+        longest = len(str(vocab_size))
+        if not key.isascii() or not key.isdigit() or len(key) > longest or int(key) >= vocab_size:
             raise BadRequest(
-                f"logit_bias: {key!r} is not a token id (0 to {vocab_size - 1})", param="logit_bias"
+                f"logit_bias: {key[:40]!r} is not a token id (0 to {vocab_size - 1})", param="logit_bias"
             )
         _check_range("logit_bias", value, -100.0, 100.0, False)
 

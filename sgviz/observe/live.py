@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -39,16 +40,18 @@ class ViewDesk:
         self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
         self._views: LiveViews | None = None
         self._made: dict[Wanted, tuple[int, bytes]] = {}
-        self._lock = asyncio.Lock()
+        self._turn = asyncio.Lock()  # so that who waits takes no thread
+        # a viewer who is cancelled gives up its turn, but its thread goes on
+        self._folding = threading.Lock()
 
     async def view(self, wanted: Wanted) -> tuple[int, bytes]:
         """The number of events and the views as JSON. Raises BadRequest as `LiveViews.make` does."""
-        async with self._lock:
+        async with self._turn:
             return await asyncio.to_thread(self._view, wanted)
 
     async def state(self, count: int) -> bytes:
         """The moment after the first `count` events that arrived, as JSON. Raises BadRequest if it is forgotten."""
-        async with self._lock:
+        async with self._turn:
             return await asyncio.to_thread(self._state, count)
 
     @property
@@ -64,18 +67,20 @@ class ViewDesk:
         return self._views
 
     def _state(self, count: int) -> bytes:
-        return msgspec.json.encode(self._followed().follower.moment(count))
+        with self._folding:
+            return msgspec.json.encode(self._followed().follower.moment(count))
 
     def _view(self, wanted: Wanted) -> tuple[int, bytes]:
-        views = self._followed()
-        newest = views.follower.count
-        kept = self._made.get(wanted)
-        if kept is None or kept[0] != newest:
-            made = views.make(wanted)
-            kept = self._made[wanted] = (newest, msgspec.json.encode(made))
-            while len(self._made) > KEPT:
-                del self._made[next(iter(self._made))]
-        return kept
+        with self._folding:
+            views = self._followed()
+            newest = views.follower.count
+            kept = self._made.get(wanted)
+            if kept is None or kept[0] != newest:
+                made = views.make(wanted)
+                kept = self._made[wanted] = (newest, msgspec.json.encode(made))
+                while len(self._made) > KEPT:
+                    del self._made[next(iter(self._made))]
+            return kept
 
 
 def live_mount(desk: ViewDesk, keys: Keys, title: str, *, debuggable: bool) -> Callable[[FastAPI], None]:

@@ -26,6 +26,7 @@ from sgviz.serving.auth import AccessRules, AuthLevel
 PAGE = 256  # events in one message
 POLL_S = 0.1
 BEAT_S = 15.0  # a comment in a quiet stream, so that proxies keep it
+DIGITS = 18  # of an event's number, at most: more can never come
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -100,8 +101,8 @@ class _Scrapes:
 
 
 def _number(text: str) -> int:
-    if not text.isdigit():
-        raise BadRequest(f"seq is {text!r}; it must be the number of an event, 0 or more", param="seq")
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+        raise BadRequest(f"seq is {text[:40]!r}; it must be the number of an event, 0 or more", param="seq")
     return int(text)
 
 

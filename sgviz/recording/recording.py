@@ -56,7 +56,12 @@ class Recording(Source):
 
     def __repr__(self) -> str:
         counts = f"{len(self)} events, {len(self.rids)} requests, {self.dropped} dropped"
-        return f"<Recording {self.source}: {counts}>"
+        return f"<Recording {self.source}: {counts}{'; ' * bool(self.fault)}{self.fault}>"
+
+    @property
+    def fault(self) -> str:
+        """Why no events come from a server that is followed; empty while they do, and of all other recordings."""
+        return ""
 
     @property
     def rids(self) -> list[str]:

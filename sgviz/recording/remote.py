@@ -1,5 +1,6 @@
 """The live recording of a served engine: its events followed over HTTP, and resumed where the stream broke.
 
+A break is mended in silence only while it can be: who answers must be the same run, and let us in.
 Mirrors nothing of SGLang. Imports: events, errors, recording, standard library.
 """
 
@@ -15,11 +16,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from sgviz.errors import SgvizError
+from sgviz.errors import BadRequest, SgvizError, Unavailable, from_status
 from sgviz.events import Event, RingSink
 from sgviz.recording.recording import Recording
 from sgviz.recording.store import Header
@@ -42,10 +43,25 @@ class RemoteRecording(Recording):
         """Wait until `count` events have come; says whether they have."""
         return self.link.wait_for(count, timeout)
 
+    @property
+    def fault(self) -> str:
+        """Why no events come; empty while they do."""
+        return self.link.fault
+
     def close(self) -> None:
         self.link.close()
 
-    def __enter__(self) -> RemoteRecording:
+    def freeze(self) -> Self:
+        return self._linked(super().freeze())
+
+    def sibling(self) -> Self:
+        return self._linked(super().sibling())
+
+    def _linked(self, other: Self) -> Self:
+        other.link = self.link
+        return other
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -53,7 +69,7 @@ class RemoteRecording(Recording):
 
 
 class Remote:
-    """Follows the events of `url` in a thread until `close`.
+    """Follows the events of `url` in a thread until `close`, or until another run answers, or nobody who lets us in.
 
     Raises:
         SgvizError: nobody answers there, or not with events.
@@ -67,7 +83,8 @@ class Remote:
         self._lost = 0
         self._decode = msgspec.json.Decoder(list[Event]).decode
         self._closing = threading.Event()
-        self.header = msgspec.json.decode(self._get("/sgviz/header").read(), type=Header)
+        self._fault = ""
+        self.header = self._header()
         self._stream = self._get("/sgviz/events")
         self._lock = threading.Lock()  # of the stream: it is cut from another thread
         self._thread = threading.Thread(target=self._run, name="sgviz-remote", daemon=True)
@@ -84,6 +101,12 @@ class Remote:
         while self._seen < count and time.monotonic() < end:
             time.sleep(0.01)
         return self._seen >= count
+
+    @property
+    def fault(self) -> str:
+        """Why no events come; empty while they do."""
+        again = "; trying again" if self._thread.is_alive() else "; followed no longer"
+        return self._fault and self._fault + again
 
     def close(self) -> None:
         """Stop following: at once, also while nothing comes."""
@@ -108,62 +131,83 @@ class Remote:
         """Events that this side lost, or that the server no longer had."""
         return self._ring.dropped + self._lost
 
+    def _header(self) -> Header:
+        with self._get("/sgviz/header") as answer:
+            try:
+                return msgspec.json.decode(answer.read(), type=Header)
+            except msgspec.DecodeError as error:
+                raise BadRequest(
+                    f"{self.url} does not answer as this version of sgviz does: {error}"
+                ) from error
+
     def _get(self, path: str) -> HTTPResponse:
+        """Raises Unavailable if nobody answers, else the SgvizError of the answer's status."""
         request = urllib.request.Request(
             self.url + path, headers=self._headers | {"Last-Event-ID": str(self._seen)}
         )
         try:
             answer: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise SgvizError(
-                f"{self.url}{path} answered {error.code}: {error.read().decode()[:200]}"
-            ) from error
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            raise SgvizError(f"cannot follow {self.url!r}: {error}") from error
+            message = f"{self.url}{path} answered {error.code}: {error.read().decode()[:200]}"
+            raise from_status(error.code, message) from error
+        except (urllib.error.URLError, OSError, ValueError, HTTPException) as error:
+            raise Unavailable(f"cannot follow {self.url!r}: {error}") from error
         return answer
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            with (
-                contextlib.suppress(SgvizError, OSError, ValueError, HTTPException),
-                self._opened() as stream,
-            ):
-                for seq, data in _messages(stream):
-                    self._take(seq, data)
+            why, over = self._follow()
+            if self._closing.is_set():
+                return
+            self._fault = why
+            if over:
+                return
             self._closing.wait(RETRY_S)
 
+    def _follow(self) -> tuple[str, bool]:
+        """Take what comes until the stream breaks; why it did, and whether no second try can help."""
+        try:
+            with self._opened() as stream:
+                self._fault = ""
+                for seq, data in _messages(stream):
+                    self._take(seq, data)
+        except SgvizError as error:
+            return str(error), error.status < 500
+        except msgspec.DecodeError as error:
+            return f"{self.url} sends events that this version cannot read: {error}", True
+        except (OSError, ValueError, HTTPException) as error:
+            return f"the connection to {self.url} broke: {error or type(error).__name__}", False
+        return f"{self.url} ended the stream of events", False
+
     def _opened(self) -> HTTPResponse:
-        """The stream that is open, or another that goes on where it broke. SgvizError if there is none to be had."""
+        """The stream that is open, or another that goes on where it broke.
+
+        Raises:
+            BadRequest: another run answers. SgvizError: there is none to be had.
+        """
         if self._stream.closed:
             stream = self._get("/sgviz/events")
+            try:
+                self._check_run()
+            except BaseException:
+                stream.close()
+                raise
             with self._lock:
                 self._stream = stream
                 if self._closing.is_set():
                     _cut(stream)
         return self._stream
 
+    def _check_run(self) -> None:
+        """Asked behind the opening of a stream: if the run is still ours then, so is the stream."""
+        if self._header().anchors != self.header.anchors:
+            raise BadRequest(f"{self.url} was started anew; connect again to follow its new run")
+
     def _take(self, seq: int, data: bytes) -> None:
         events = self._decode(data)
         self._lost += max(0, seq - len(events) - self._seen)
         self._seen = seq
         self._ring.extend(events)
-
-
-def connect(url: str, api_key: str | None = None) -> RemoteRecording:
-    """Follow a served engine: `connect("http://127.0.0.1:30000")` is a live recording like the engine's own.
-
-    Args:
-        api_key: the server's admin key if it has one, else its API key.
-
-    Raises:
-        SgvizError: nobody answers there, or not with events.
-    """
-    link = Remote(url, api_key)
-    rec = RemoteRecording.live(
-        link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped, since=link.since
-    )
-    rec.link, rec.source = link, link.url
-    return rec
 
 
 def _cut(stream: HTTPResponse) -> None:
@@ -177,6 +221,8 @@ def _messages(stream: HTTPResponse) -> Iterator[tuple[int, bytes]]:
     """`(id, data)` of each SSE message; comments are skipped, also as signs of life."""
     seq = 0
     for line in stream:
+        if not line.endswith(b"\n"):
+            return  # it broke within a line
         if line.startswith(b"id: "):
             seq = int(line[4:])
         elif line.startswith(b"data: "):

@@ -109,7 +109,7 @@ class Source:
         if self._snapshot is None:
             return self
         frozen = type(self)(self._events, self._full_header(), unknown=self._unknown, source=self.source)
-        frozen._tables, frozen._lost = dict(self._tables), self._lost
+        frozen._tables = dict(self._tables)  # what was dropped until now stands in its header
         frozen._folded, self._folded = self._folded, None  # it belongs to one: the live one goes on
         return frozen
 

@@ -1,8 +1,8 @@
 """GrammarQueue: requests wait here for their grammars and then enter the waiting queue. Mirrors facts 10.
 
 Compiling happens elsewhere; the loop only looks, once a turn, who is ready. A grammar that is there already costs
-no turn; one that cannot be compiled, or does not in time, ends its own request with 400. Simplified: one rank, so
-nothing is agreed on. Imports: batch, grammar, messages, events.
+no turn; one that cannot be compiled, or not in time, ends its own request with 400, a fault of the backend with 500.
+Simplified: one rank, so nothing is agreed on. Imports: batch, grammar, messages, events.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sgviz.batch.req import Req
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import Reason, schema
 from sgviz.grammar import GrammarCompiler, Ticket
 from sgviz.messages import FinishReason
@@ -110,9 +110,9 @@ class GrammarQueue:
         self._give_back(waiting)
         try:
             req.grammar = ticket.result().start()
-        except BadRequest as error:
+        except SgvizError as error:
             self._tell(req, ticket, error.message)
-            self._fail(req, error.message)
+            self._end(req, error)
             return
         self._tell(req, ticket, "")
         self._enter(req)
@@ -122,7 +122,11 @@ class GrammarQueue:
         self._compiler.give_back(waiting.ticket)
 
     def _fail(self, req: Req, message: str) -> None:
-        reason = FinishReason(type="abort", message=message, status_code=400, err_type="BadRequestError")
+        self._end(req, BadRequest(message))
+
+    def _end(self, req: Req, error: SgvizError) -> None:
+        message = error.message
+        reason = FinishReason(type="abort", message=message, status_code=error.status, err_type=error.type)
         self._ender.drop(req, "grammar", message, reason, cause=Reason.GRAMMAR)
 
     def _tell(self, req: Req, ticket: Ticket, error: str) -> None:

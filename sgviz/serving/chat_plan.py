@@ -40,7 +40,16 @@ class ChatPlanner:
     def check(self, request: ChatCompletionRequest) -> None:
         """Raise BadRequest for tools, or a choice among them, that this server cannot answer."""
         check_tools(request.tools or [])
-        if mode_of(request) == "auto" and self._detector is None:
+        auto = mode_of(request) == "auto"
+        strict = next((at for at, tool in enumerate(request.tools or []) if tool.function.strict), None)
+        if auto and strict is not None:
+            where = f"tools[{strict}].function.strict"
+            raise BadRequest(
+                f"{where} is not supported yet with tool_choice 'auto'; 'required' and a named function hold to "
+                "the schema",
+                param=where,
+            )
+        if auto and self._detector is None:
             raise BadRequest(
                 "tools with tool_choice 'auto' need a server that was started with --tool-call-parser "
                 f"({', '.join(FORMATS)}); 'none', 'required' and a named function do without",

@@ -45,7 +45,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     def __init__(self, context: ServingContext) -> None:
         super().__init__(context)
         self._planner = ChatPlanner(context.tokenizer, context.tool_call_parser, context.reasoning_parser)
-        # templates are slow enough to hold up the event loop; one thread, as tokenizers are not reentrant
+        # templates are slow enough to hold up the event loop; one thread, as they gain nothing from more
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
 
     def close(self) -> None:

@@ -1279,7 +1279,7 @@ export function page(root, { themes, key, debuggable }) {
   async function stream() {
     opened = new AbortController();
     const answer = await fetch(query(), { headers: last ? { ...headers, "Last-Event-ID": last } : headers, signal: opened.signal });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    if (!answer.ok) throw Object.assign(new Error((await answer.json()).error.message), { status: answer.status });
     state.textContent = "";
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
@@ -1304,7 +1304,7 @@ export function page(root, { themes, key, debuggable }) {
       } catch (error) {
         if (error.name !== "AbortError") {
           state.textContent = `not connected (${error.message}); trying again`;
-          if (wanted.at !== null) ctx.wanted.at = null;
+          if (error.status === 400) wanted.at = null; // that moment is forgotten; a broken connection leaves it in view
           await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
         }
       }

@@ -321,8 +321,13 @@ def test_without_a_backend_a_grammar_is_refused() -> None:
         assert engine.generate("x", {"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
 
 
-def test_the_settings_of_white_space_hold() -> None:
-    with Engine("tiny-llama", constrained_json_disable_any_whitespace=True, **SMALL) as engine:
+@pytest.mark.parametrize(
+    "setting",
+    [{"constrained_json_disable_any_whitespace": True}, {"constrained_json_whitespace_pattern": ""}],
+    ids=["disabled", "empty pattern"],
+)
+def test_the_settings_of_white_space_hold(setting: dict[str, Any]) -> None:
+    with Engine("tiny-llama", **setting, **SMALL) as engine:
         out = engine.generate("x", params({"json_schema": OBJECT}, greedy=False, seed=1))
         assert re.fullmatch(r'\{"a":[0-9]{1,2}\}', out["text"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 import sgviz
 from sgviz.errors import BadRequest, ConfigError, NotFound, SgvizError
-from sgviz.events.schema import QueueEntered
-from sgviz.experiment import Comparison, compare, measure, requests_of
+from sgviz.events import Event, RingSink
+from sgviz.events.schema import AnyBody, BatchProcessed, QueueEntered, RequestFinished
+from sgviz.experiment import Comparison, compare, interleave, measure, requests_of
 from sgviz.recording import Recording
 from sgviz.workload import closed_loop, multi_turn, poisson
 
@@ -218,6 +220,31 @@ def test_a_failing_request_is_named_with_its_run() -> None:
     tight = {"max_running_requests": 1, "max_queued_requests": 1}
     with pytest.raises(SgvizError, match=r"run 'tight'.*requests failed"):
         compare({"tight": tight}, many, repeats=1, **MOCK)
+
+
+def test_a_run_whose_ends_are_not_recorded_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleave, "SETTLE_S", 0.05)
+    ring, number = RingSink(100), itertools.count(1)
+
+    def tell(component: str, body: AnyBody) -> None:
+        seq = next(number)
+        ring.extend([Event(seq, seq, component, 0, body)])
+
+    def settled(requests: int) -> Recording:
+        live = Recording.live(ring.snapshot, dropped=lambda: ring.dropped, since=ring.since)
+        return interleave._settled(live, requests, "mine")
+
+    end = RequestFinished(
+        rid="a", reason="stop", matched="", prompt_tokens=1, completion_tokens=1, cached_tokens=0
+    )
+    tell("scheduler", BatchProcessed(bid=1, finished=("a", "b")))
+    tell("tokenizer_manager", end)
+    assert settled(1).source == "mine"
+    with pytest.raises(SgvizError, match=r"run 'mine': .* only 1 of 2 requests"):
+        settled(2)
+    for _ in range(100):
+        tell("tokenizer_manager", end)
+    assert settled(2).dropped == 2  # it can not be known, and the table shows the loss
 
 
 def test_a_turn_after_a_failed_one_is_an_error_too() -> None:

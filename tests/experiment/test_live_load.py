@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Engine]:
     """An engine that answers nothing for a long time."""
-    with Engine("tiny-llama", device="mock", mock_step_ms=200, max_total_tokens=1024) as made:
+    with Engine("tiny-llama", device="mock", mock_step_ms=200, max_total_tokens=4096) as made:
         yield made
 
 
@@ -70,7 +70,8 @@ def test_what_is_sent_is_what_was_asked_for(engine: Engine) -> None:
 
 
 def test_no_more_are_under_way_than_allowed(slow: Engine) -> None:
-    with LiveLoad(slow, QUICK.changed(rate=1000.0), max_in_flight=5) as load:
+    endless = QUICK.changed(rate=1000.0, output_tokens=400)  # nothing ends while this test lasts
+    with LiveLoad(slow, endless, max_in_flight=5) as load:
         load.start()
         eventually(lambda: load.counts.in_flight == 5)
         time.sleep(0.2)
@@ -143,6 +144,27 @@ def test_a_server_is_asked_by_its_url(engine: Engine) -> None:
         assert load.counts.failed == 0 and load.counts.tokens_per_s > 0
     with pytest.raises(Unavailable, match="no server answers"):
         LiveLoad("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("url", ["http://localhost:notaport", "127.0.0.1:30000", "", "http://[::1"])
+def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
+    with pytest.raises(BadRequest, match="is no URL of a server"):
+        LiveLoad(url)
+
+
+def test_an_unforeseen_error_ends_its_request_and_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(rid: str, ids: list[int], output_tokens: int) -> int:
+        raise KeyError("what nobody thought of")
+
+    with LiveLoad(engine, QUICK) as load:
+        monkeypatch.setattr(load._target, "ask", ask)
+        load.start()
+        eventually(lambda: load.counts.failed >= 3)
+        load.stop()
+        assert "KeyError: 'what nobody thought of'" in load.counts.note
+        eventually(lambda: load.counts.in_flight == 0)
 
 
 def test_what_does_not_fit_the_model_is_refused_and_changes_nothing(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sgviz.batch.grammar import Grammar
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import VirtualClock
 from sgviz.grammar import GrammarCompiler, Key, Ticket
 from sgviz.grammar import compiler as module
@@ -82,7 +82,7 @@ def test_the_same_text_of_another_kind_is_another_grammar(slow: Slow, compiler: 
     assert one.result() is not other.result()
 
 
-def test_what_failed_is_kept_as_failed(slow: Slow, compiler: GrammarCompiler) -> None:
+def test_what_is_no_grammar_is_kept_as_such(slow: Slow, compiler: GrammarCompiler) -> None:
     slow.go.set()
     for _ in range(2):
         ticket = compiler.ask(("regex", "bad"))
@@ -90,10 +90,25 @@ def test_what_failed_is_kept_as_failed(slow: Slow, compiler: GrammarCompiler) ->
         with pytest.raises(BadRequest, match="no such grammar"):
             ticket.result()
     assert slow.begun == ["bad"] and ticket.hit
-    broken = compiler.ask(("regex", "broken"))
-    until(lambda: broken.done)
-    with pytest.raises(BadRequest, match="RuntimeError: a fault of the library"):
-        broken.result()
+
+
+def test_a_fault_of_the_backend_is_logged_and_tried_again(
+    slow: Slow, compiler: GrammarCompiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tries in (1, 2):
+        slow.go.clear()
+        first, second = compiler.ask(("regex", "broken")), compiler.ask(("regex", "broken"))
+        slow.go.set()
+        until(lambda: first.done)  # noqa: B023
+        for ticket in (first, second):
+            compiler.give_back(ticket)
+            with pytest.raises(
+                SgvizError, match="failed to compile the regex: RuntimeError: a fault"
+            ) as found:
+                ticket.result()
+            assert found.value.status == 500 and ticket.compile_ns == 0
+        assert slow.begun == ["broken"] * tries and len(compiler) == 0
+        assert len(caplog.records) == tries and "a fault of the library" in caplog.text
 
 
 def test_what_nobody_waits_for_any_more_is_not_begun(slow: Slow, compiler: GrammarCompiler) -> None:

@@ -69,6 +69,8 @@ def test_the_other_formats() -> None:
     assert passes(form(type="or", elements=[word, digits]), "12/x") and passes(form(**word), "ab")
     assert passes(form(**OTHER), "<g>free < text</g>") and not passes(form(**OTHER), "<g>free</g> more")
     assert passes(form(type="json_schema", json_schema=True), "[1]")
+    for pattern, output in ((r"a\/b", "a/b"), (r"a\\/b", "a\\/b"), (r"[\/]/\/", "///"), (r"\\\/", "\\/")):
+        assert passes(form(type="regex", pattern=pattern), output), pattern
     several = form(type="tags_with_separator", tags=[TAG, OTHER], separator=", ")
     assert (
         passes(several, "<f=a>1</f>, <g></g>")

@@ -89,11 +89,28 @@ def test_state_is_the_moment_of_the_recording(served: tuple[Engine, str]) -> Non
         assert tuple(state["waiting"]) == moment.waiting and len(state["tree"]) == len(moment.tree)
 
 
-@pytest.mark.parametrize("path", ["/sgviz/state?seq=x", "/sgviz/state?seq=99999999", "/sgviz/events?seq=-1"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sgviz/state?seq=x",
+        "/sgviz/state?seq=99999999",
+        "/sgviz/events?seq=-1",
+        "/sgviz/events?seq=%C2%B2",
+        "/sgviz/state?seq=" + "1" * 5000,
+    ],
+)
 def test_numbers_that_are_none_are_refused(path: str, served: tuple[Engine, str]) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
         get(served[1] + path)
     assert error.value.code == 400 and "seq" in error.value.read().decode()
+
+
+@pytest.mark.parametrize("clock", ["event", "ms", "iteration"])
+@pytest.mark.parametrize("at", ["nan", "inf", "-inf", "1e308", "1e30"])
+def test_places_on_no_clock_are_refused(at: str, clock: str, served: tuple[Engine, str]) -> None:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(f"{served[1]}/sgviz/view?at={at}&clock={clock}")
+    assert error.value.code == 400
 
 
 def test_what_looks_inside_needs_the_admin_key(served: tuple[Engine, str]) -> None:

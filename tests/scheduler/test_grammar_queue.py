@@ -235,5 +235,5 @@ def test_a_backend_that_breaks_is_that_request_s_end_only() -> None:
     rids = [rig.submit(PROMPT, 4, regex="a"), rig.submit(PROMPT, 4, regex="b"), rig.submit(PROMPT, 4)]
     rig.run()
     rig.check_empty()
-    assert [rig.answers[rid].status for rid in rids] == [400, 400, None]
+    assert [rig.answers[rid].status for rid in rids] == [500, 400, None]
     assert "MemoryError: no more" in str(rig.answers[rids[0]].finish)

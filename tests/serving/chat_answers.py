@@ -18,7 +18,6 @@ WEATHER = {
         "name": "get_weather",
         "description": "The weather in a city.",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-        "strict": True,
     },
 }
 PING = {"type": "function", "function": {"name": "ping"}}

@@ -120,9 +120,16 @@ def test_without_tools_or_with_choice_none_a_call_is_content(server: Served) -> 
 
 def test_the_template_is_given_the_tools(server: Served) -> None:
     whole(server, "hi", tools=TOOLS)
-    function = {name: value for name, value in WEATHER["function"].items() if name != "strict"}
-    assert server.templates.options[-1]["tools"] == [{"type": "function", "function": function}, PING]
+    assert server.templates.options[-1]["tools"] == TOOLS
     assert server.params.json_schema is None and server.params.skip_special_tokens is True
+
+
+def test_strict_arguments_are_promised_only_where_a_grammar_holds_to_them(server: Served) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    refused = error_of(server.http.post(URL, json=chat(tools=[PING, strict])))
+    assert refused["param"] == "tools[1].function.strict"
+    message = whole(server, ARRAY, tools=[strict, PING], tool_choice="required")["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather", "ping"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -40,7 +40,8 @@ CONNECTION = "document.querySelector('[data-n=connection]').textContent"
 LOOK = f"window.lost = 0; window.look = setInterval(() => {{ if ({CONNECTION}) window.lost++; }}, 10)"
 DRAWN = "Number(document.getElementById('sgviz').dataset.drawn || 0)"
 MORE_MIB, MORE_NODES = 12, 2000  # that a page may grow by, however long it is open
-DRAW_MS, GAP_MS = 60, 8000  # generous: the browser, the server and fifty clients share the machine
+# generous: the browser, the server and fifty clients share the machine; gaps: of nineteen in twenty, and of all
+DRAW_MS, GAP_MS, LONGEST_MS = 60, 1000, 5000
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +86,17 @@ def test_memory_pace_and_numbers_hold_under_fifty_streams(browser: Any, url: str
         assert streams.open > STREAMS // 2
     took = [ms for _, ms in drawings]
     gaps = [after[0] - before[0] for before, after in itertools.pairwise(drawings)]
+    usual = statistics.quantiles(gaps, n=20)[-1]
     said = (
         f"{checks} checks, {len(drawings)} drawings, median {statistics.median(took):.1f}, slowest {max(took):.1f} ms, "
-        f"longest gap {max(gaps):.0f} ms, heap {heap:.1f} MiB {grown:+.1f}, nodes {nodes:.0f} {more:+.0f}"
+        f"gaps up to {usual:.0f}, longest {max(gaps):.0f} ms, "
+        f"heap {heap:.1f} MiB {grown:+.1f}, nodes {nodes:.0f} {more:+.0f}"
     )
     print(said)
     assert checks >= seconds / 4 and len(drawings) >= seconds, said
     assert len(drawings) <= 11 * (seconds + 5), said
-    assert statistics.median(took) < DRAW_MS and max(gaps) < GAP_MS, said
+    assert statistics.median(took) < DRAW_MS, said
+    assert usual < GAP_MS and max(gaps) < LONGEST_MS, said
     assert grown < MORE_MIB and more < MORE_NODES, said
     page.close()
 

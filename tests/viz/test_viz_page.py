@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from viz_page_tools import CHROMIUM, COLOURS, SHOWN, loaded, number, state
 
 from sgviz.engine import Engine
+from sgviz.messages.debug import LEASE_S
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
@@ -114,6 +116,26 @@ def test_the_view_can_be_held_and_a_request_explained(page: Any, served: tuple[E
         )
 
 
+def test_a_lost_connection_leaves_the_view_where_it_is(page: Any, served: tuple[Engine, str]) -> None:
+    engine, _ = served
+    line = "document.querySelector('[data-n=connection]').textContent"
+    wanted = "document.getElementById('sgviz').shown.stage.ctx.wanted.at"
+    with loaded(engine, clients=2):
+        drawn(page, 5)
+        page.click("button[data-act='pause view']")
+        held = page.evaluate(wanted)
+        assert held is not None
+        page.context.set_offline(True)
+        page.evaluate("document.getElementById('sgviz').shown.drop()")
+        page.wait_for_function(f"{line}.includes('not connected')")
+        page.context.set_offline(False)
+        page.wait_for_function(f"{line} === ''", timeout=30_000)
+        drawn(page, 1)
+        assert page.evaluate(wanted) == held == page.evaluate(SHOWN)["seq"]
+        page.evaluate("document.getElementById('sgviz').shown.stage.ctx.wish({ at: 1e9, clock: 'event' })")
+        page.wait_for_function(f"{wanted} === null", timeout=30_000)  # there is no such moment: the present
+
+
 def test_the_stepper_parks_the_scheduler_and_lets_it_go(page: Any, served: tuple[Engine, str]) -> None:
     engine, _ = served
     with loaded(engine, clients=3):
@@ -143,8 +165,11 @@ def test_closing_the_page_lets_the_scheduler_go(browser: Any, served: tuple[Engi
         page.wait_for_function("document.querySelector('[data-act=attach]').textContent === 'let go'")
         page.click("button[data-act=pause]")
         page.wait_for_function("document.querySelector('[data-n=where]').textContent.startsWith('stop ')")
-        page.close()  # the load's clients wait until it is let go, or the lease ends
-    assert not engine.internal_state()["parked"]
+        page.close()
+        deadline = time.monotonic() + LEASE_S / 2  # the lease alone would let it go later than that
+        while engine.internal_state()["parked"]:
+            assert time.monotonic() < deadline, "closing the page did not let it go"
+            time.sleep(0.05)
 
 
 def test_with_a_key_page_and_stream_need_it(browser: Any) -> None:

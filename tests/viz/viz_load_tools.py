@@ -21,24 +21,31 @@ WATCH = """() => { window.drawings = []; const root = document.getElementById("s
 
 
 class LoopThread:
-    """Runs one coroutine in a thread of its own; `close` cancels it."""
+    """Runs one coroutine in a thread of its own; `close` cancels it, and raises what it has raised before."""
 
     def __init__(self, main: Coroutine[Any, Any, None]) -> None:
         self.loop = asyncio.new_event_loop()
         self._task = self.loop.create_task(main)
+        self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            self.loop.run_until_complete(self._task)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self.loop.run_until_complete(self._task)
+        except BaseException as error:  # told by `close`: nobody looks here before
+            self._fault = error
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self._task.cancel)
+        with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
+            self.loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
+        if self._fault is not None:
+            raise self._fault
 
     def __enter__(self) -> Any:
         return self

@@ -6,6 +6,7 @@ and a look at the few events behind one. Mirrors nothing of SGLang. Imports: err
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,8 +66,10 @@ class Clocks:
             value: a number of events, ms since `t0` (monotonic ns), or an iteration.
 
         Raises:
-            BadRequest: the clock never stood there, as far as is remembered.
+            BadRequest: the clock never stood there, as far as is remembered, or no clock can.
         """
+        if not math.isfinite(value * 1e6):
+            raise BadRequest(f"there is no place {value:g} on a clock", param="at")
         if clock == "event":
             return int(value)
         wanted = t0 + round(value * 1e6) if clock == "ms" else int(value)

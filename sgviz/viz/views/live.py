@@ -69,12 +69,14 @@ class LiveViews:
         self._counters = Counters()
         self._tree_log = TreeLog()
         self._clocks = Clocks()
+        self._fault = ""
         self._default = ""
         self._journey: tuple[str, float, JourneyView] | None = None
 
     def refresh(self) -> bool:
-        """Take what is new; says whether anything was."""
-        before = self.follower.count
+        """Take what is new; says whether anything was, or whether the recording's fault is another."""
+        before, fault = self.follower.count, self._fault
+        self._fault = self._rec.fault
         events: Sequence[Event] = self.follower.advance()
         count = self.follower.count - len(events)
         self._counters.total = self.follower.state.ledger.total
@@ -83,7 +85,7 @@ class LiveViews:
             self._counters.apply(event)
             self._tree_log.apply(event, count)
             self._clocks.apply(event, count)
-        return self.follower.count != before
+        return self.follower.count != before or self._fault != fault
 
     def make(self, wanted: Wanted) -> Views:
         """The views of one moment.
@@ -122,6 +124,7 @@ class LiveViews:
             iteration=now.iteration,
             source=self._rec.source,
             live=self._rec.is_live,
+            fault=self._fault,
             **made,  # type: ignore[arg-type]
         )
 

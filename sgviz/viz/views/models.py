@@ -231,7 +231,7 @@ class Views(View, frozen=True):
     """One update: what was asked for, all of the moment after `seq` events, on both its clocks.
 
     `newest`: events so far. `oldest`: how far back one may go; `*_ms` and `*_iteration` are the same places on the
-    two other clocks.
+    two other clocks. `fault`: why nothing new comes, if something is wrong.
     """
 
     seq: int
@@ -245,6 +245,7 @@ class Views(View, frozen=True):
     iteration: int
     source: str
     live: bool
+    fault: str = ""
     dashboard: DashboardView | None = None
     kv: KvMapView | None = None
     tree: TreeView | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sgviz.events.schema import (
+    CacheFlushed,
     Event,
     PrefixMatched,
     TreeEvicted,
@@ -51,6 +52,8 @@ class TreeLog:
             case TreeEvicted(node=node, tokens=tokens):
                 self._note(event, count, "evict", node, 0, tokens, "")
                 self.used.pop(node, None)
+            case CacheFlushed(ok=True):
+                self.used.clear()
 
     def _note(
         self, event: Event, count: int, what: str, node: int, other: int, tokens: int, rid: str
