@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from sgviz.config import Settings
 from sgviz.errors import BadRequest, ConfigError
 from sgviz.events import Event, schema
 from sgviz.messages import SamplingParams
-from sgviz.virtual import Arrival, HostModel, MeasuredHost, VirtualRun, run_virtual
+from sgviz.virtual import Arrival, HostModel, MeasuredHost, VirtualRun, fitted_host, run_virtual
 from sgviz.virtual.host import MeasuredClock, ModelledClock
 from sgviz.worker.sim.step_work import StepWork
 
@@ -225,6 +226,26 @@ def test_the_overlap_loop_hides_what_the_normal_loop_shows() -> None:
         took[normal] = run.outputs["a"]["meta_info"]["e2e_latency"]
     assert took[True] == pytest.approx(41 * 0.012, rel=0.02)
     assert took[False] == pytest.approx(41 * 0.010, rel=0.02)
+
+
+@pytest.mark.parametrize("normal", [True, False])
+def test_a_fitted_host_costs_what_the_recorded_one_did(normal: bool) -> None:
+    """Three times as slow in one stage, half as slow in another: the fit finds both, from either loop."""
+    base = HostModel()
+    true = dataclasses.replace(
+        base, process_us=3 * base.process_us, process_per_request_us=3 * base.process_per_request_us,
+        launch_us=base.launch_us / 2, launch_per_request_us=base.launch_per_request_us / 2,
+    )  # fmt: skip
+    chosen = settings(disable_overlap_schedule=normal)
+    together = [Arrival(at_ns=0, rid=f"r{i}", prompt=40, output_tokens=30) for i in range(12)]
+    run = run_virtual(chosen, together, host=true, cost=TenMs())
+    found = fitted_host(run.recording)
+    assert found.process_us == pytest.approx(true.process_us, rel=0.15)
+    assert found.launch_us == pytest.approx(true.launch_us, rel=0.15)
+    assert found.tokenize_us == base.tokenize_us
+    again = run_virtual(chosen, together, host=found, cost=TenMs())
+    took, once_more = (each.outputs["r0"]["meta_info"]["e2e_latency"] for each in (run, again))
+    assert once_more == pytest.approx(took, rel=0.01)
 
 
 def test_requests_wait_for_the_hops_between_processes() -> None:
