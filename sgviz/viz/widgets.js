@@ -18,8 +18,8 @@ const CSS = `
   background: var(--free); border: 1px solid var(--grid); border-radius: 4px; padding: 3px 9px; }
 .sgviz button { cursor: pointer; } .sgviz button:disabled { opacity: .45; cursor: default; }
 .sgviz button.on { border-color: var(--prefill); }
-.sgviz .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); gap: 6px; margin-bottom: 8px; }
-.sgviz .tile { border: 1px solid var(--grid); border-radius: 6px; padding: 5px 8px; min-width: 0; }
+.sgviz .tiles { display: flex; flex-wrap: wrap; gap: 6px; margin-bottom: 8px; }
+.sgviz .tile { border: 1px solid var(--grid); border-radius: 6px; padding: 5px 8px; flex: 0 0 84px; min-width: max-content; }
 .sgviz .tile b { display: block; font-size: 17px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .sgviz .tile span, .sgviz .note { color: var(--muted); font-size: 11px; }
 .sgviz .note.bad { color: var(--alert); }
