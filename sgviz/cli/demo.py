@@ -134,7 +134,7 @@ def _ask(engine: Engine, args: argparse.Namespace, console: Console) -> tuple[st
             reply += text_of(chunk)
             usage = chunk.get("usage") or usage
             console.out(shown(text_of(chunk)), end="", highlight=False)
-    console.print(f"\n[dim]{_counted(usage)}[/dim]\n", highlight=False)
+    console.print(f"\n[bold]usage[/bold]      {_counted(usage)}\n", highlight=False)
     return reply, rid
 
 

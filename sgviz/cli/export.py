@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgviz.cli.recorded import add_run, opened, parser
+from sgviz.cli.recorded import add_run, check_target, opened, parser
 from sgviz.recording.export import FORMATS
 
 ENDINGS = {"perfetto": ".pftrace", "otel": ".otlp.jsonl", "parquet": "-parquet", "csv": "-csv"}
@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
     )
     args = made.parse_args(argv)
     target = args.output or str(Path(args.run).with_suffix("")) + ENDINGS[args.to]
+    check_target(args.run, target)
     for written in opened(args.run).export(args.to, target):
         print(written)
     return 0

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from sgviz.cli.options import Parser
+from sgviz.cli.options import LAST_PORT, Parser
 from sgviz.errors import SgvizError
 from sgviz.serving.server import check_address
 
 HOST = "127.0.0.1"
 FIRST = "01_one_request.ipynb"
-LAST_PORT = 65535
 
 
 def main(argv: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ from sgviz.config import Settings
 from sgviz.errors import ConfigError, suggest
 
 _PARSER = "settings_parser"  # where a namespace keeps the parser that made it
+LAST_PORT = 65535
 METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -172,3 +173,10 @@ def _add_switch(group: argparse._ArgumentGroup, option: Option) -> None:
             default=argparse.SUPPRESS,
             help=f"The opposite of {option.flag}.",
         )
+
+
+def port_number(text: str) -> int:
+    """For argparse: a TCP port, 0 included."""
+    if not text.isdecimal() or int(text) > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to {LAST_PORT}")
+    return int(text)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from sgviz.cli.options import Parser
+from sgviz.errors import BadRequest
 from sgviz.recording import Recording, load
 
 MANY = 100_000  # fewer events are there at once
@@ -30,6 +32,12 @@ def parser(name: str, description: str) -> Parser:
 
 def add_run(made: argparse.ArgumentParser, name: str = "run", what: str = "a recording (.sgv)") -> None:
     made.add_argument(name, metavar=name.upper(), help=what)
+
+
+def check_target(run: str, target: str) -> None:
+    """Raise BadRequest if writing `target` would overwrite the recording that is read."""
+    if os.path.exists(target) and os.path.exists(run) and os.path.samefile(run, target):
+        raise BadRequest(f"{target!r} is the recording itself; name another file")
 
 
 def opened(path: str) -> Recording:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sgviz.cli.recorded import add_run, opened, parser
+from sgviz.cli.recorded import add_run, check_target, opened, parser
 from sgviz.errors import SgvizError
 
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     from sgviz.viz.report import report_html
 
     target = Path(args.output) if args.output else Path(args.run).with_suffix(".html")
+    check_target(args.run, str(target))
     rec = opened(args.run)
     page = report_html(rec, title=Path(args.run).name)
     try:

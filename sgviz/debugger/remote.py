@@ -10,6 +10,8 @@ from sgviz.messages.debug import LEASE_S
 from sgviz.recording import Recording
 from sgviz.recording.remote import Remote, RemoteRecording
 
+CATCH_UP_S = 30.0
+
 
 class Connection(RemoteRecording):
     """A live recording of a served engine that also gives its debugger."""
@@ -37,6 +39,7 @@ def connect(url: str, api_key: str | None = None) -> Connection:
         link.snapshot, link.header, total=lambda: link.total, dropped=lambda: link.dropped, since=link.since
     )
     rec.link, rec.source, rec.api_key = link, link.url, api_key
+    link.wait_for(link.state()["count"], CATCH_UP_S)  # what was before is there with the first look
     return rec
 
 

@@ -23,7 +23,7 @@ from sgviz.engine.chat import ChatReply, chat_body
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, native_request
 from sgviz.engine.newest import Newest
-from sgviz.errors import ConfigError
+from sgviz.errors import ConfigError, Unavailable
 from sgviz.launch.components import tell_started
 from sgviz.launch.pipeline import Pipeline
 from sgviz.messages.debug import LEASE_S
@@ -34,6 +34,7 @@ from sgviz.tokenizer_manager import Output
 
 T = TypeVar("T")
 Mode = Literal["threads", "processes"]
+LAST_PORT = 65535
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
     def _start(self, settings: Settings, mode: Mode, policy: SchedulePolicy | None) -> None:
         _check_mode(mode, policy)
         self.settings, self.mode = settings, mode
+        self._closed = False
         self.pipeline = Pipeline(settings, mode, policy)
         trace = self.pipeline.make_tracer("engine")
         tell_started(trace, mode)
@@ -167,7 +169,11 @@ class Engine:
 
     def abort(self, rid: str) -> None:
         """End exactly the request `rid`; unknown rids are ignored."""
-        self.pipeline.loop.loop.call_soon_threadsafe(self.pipeline.manager.abort_request, rid)
+
+        async def abort() -> None:
+            self.pipeline.manager.abort_request(rid)
+
+        self.pipeline.loop.submit(abort())
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False if requests are under way."""
@@ -181,6 +187,8 @@ class Engine:
 
     def serve(self, host: str | None = None, port: int | None = None) -> Server:
         """Open the OpenAI endpoint on this engine; port 0 takes a free one. StartupError if it is taken."""
+        if port is not None and not 0 <= port <= LAST_PORT:
+            raise ConfigError(f"port must be between 0 and {LAST_PORT}, got {port}", param="port")
         server = self._call(self._http.serve(host, port))
         server.engine = self  # who holds the server need not hold the engine
         return server
@@ -225,11 +233,14 @@ class Engine:
 
     def close(self, grace: float | None = None) -> None:
         """Let running requests finish (at most `grace` seconds), then end every thread, process and socket."""
+        self._closed = True
         atexit.unregister(self._at_exit)
         self._forgotten.detach()
         self.pipeline.stop(grace, before_end=self._http.close)
 
     def __enter__(self) -> Engine:
+        if self._closed:
+            raise Unavailable("the engine is closed")
         return self
 
     def __exit__(
@@ -238,7 +249,7 @@ class Engine:
         self.close(0.0 if kind is not None else None)
 
     def __repr__(self) -> str:
-        state = self.pipeline.status.state
+        state = "closed" if self._closed else self.pipeline.status.state
         return f"<sgviz.Engine {self.settings.model.model_path} in {self.mode}, {state}>"
 
     # ------------------------------------------------------------------ inside

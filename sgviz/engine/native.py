@@ -49,6 +49,12 @@ def native_request(
         raise BadRequest(
             f"generate: unknown option {unknown!r}{hint}; allowed are {', '.join(OPTIONS)}", param=unknown
         )
+    for each in sampling_params if isinstance(sampling_params, list) else [sampling_params or {}]:
+        if not isinstance(each, dict):
+            raise BadRequest(
+                f"sampling_params must be a dict, or a list of them, got {_short(each)}",
+                param="sampling_params",
+            )
     params: SamplingParams | list[SamplingParams]
     if isinstance(sampling_params, list):
         params = [native_sampling(each) for each in sampling_params]

@@ -45,7 +45,11 @@ def target_of(engine: Engine | str, api_key: str | None = None) -> Target:
     Raises:
         BadRequest: that is no URL. Unavailable: nobody answers there. SgvizError: it does not say its vocabulary.
     """
-    return HttpTarget(engine, api_key) if isinstance(engine, str) else EngineTarget(engine)
+    if isinstance(engine, str):
+        return HttpTarget(engine, api_key)
+    if not hasattr(engine, "async_generate"):
+        raise BadRequest(f"load goes to an engine or to the URL of a server, not to {engine!r}")
+    return EngineTarget(engine)
 
 
 class EngineTarget:

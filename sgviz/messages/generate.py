@@ -17,6 +17,7 @@ from sgviz.messages.sampling import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
 LONG_TEXT = 50_000  # characters (or ids) from which the tokenizer leaves the event loop's thread
+MAX_TOKEN_CHARS = 256  # no vocabulary has a longer token
 WEIGHT_VERSION = "default"  # weights are never updated in place
 
 

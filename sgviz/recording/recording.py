@@ -8,6 +8,7 @@ Imports: events, errors, recording, pandas.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 
@@ -219,6 +220,8 @@ class Recording(Source):
         if iteration is not None:
             count = keyframes.count_until_iteration(events, iteration)
         elif time is not None:
+            if not math.isfinite(time):
+                raise BadRequest(f"time must be a number of ms, got {time}")
             count = keyframes.count_until_time(events, self.t0 + round(time * 1e6))
         elif count is None:
             count = len(events)

@@ -141,7 +141,9 @@ def encode_frames(events: Iterable[Event]) -> bytearray:
 
 def write(path: str | os.PathLike[str], run: StoredRun) -> None:
     """Write a whole run at once; `path` is replaced only when everything is on disk."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # of a link the file behind it
+    if target.exists() and not target.is_file():
+        raise SgvizError(f"cannot write the recording {str(target)!r}: it is there and no file")
     part = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with opened(part) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ def order_queue(waiting: list[Req], policy: SchedulePolicy, view: PolicyView, tr
         answer = policy.order(shown, view)
         if answer is shown:
             return waiting
-        ordered = list(answer)
+        ordered = list(itertools.islice(answer, len(waiting) + 1))  # an answer may have no end
     except Exception as error:
         return _failed(waiting, policy, f"raised {type(error).__name__}: {error}", trace)
     fault = _fault(waiting, ordered)

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
-from sgviz.errors import BadRequest, suggest
+from sgviz.errors import BadRequest, NeverFits, suggest
 from sgviz.messages import GenerateReqInput
+from sgviz.messages.generate import MAX_TOKEN_CHARS
 from sgviz.serving.arrivals import Arrival
 from sgviz.serving.chat_plan import ChatPlanner
 from sgviz.serving.chat_stream import ChatStream, finish_reason_of, message_of
@@ -97,6 +98,7 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
         sampling = openai_sampling(request, limit, self.context.facts.default_sampling)
         sampling = self._planner.sampling(request, sampling)
         messages = [_for_template(message, number) for number, message in enumerate(request.messages)]
+        self._check_chars(request)
         loop = asyncio.get_running_loop()
         input_ids = await loop.run_in_executor(self._thread, self._apply_template, request, messages)
         return GenerateReqInput(
@@ -108,6 +110,17 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             return_text_in_logprobs=True,
             extra_key=extra_key_of(request),
         )
+
+    def _check_chars(self, request: ChatCompletionRequest) -> None:
+        """Refuse what can't fit however it is cut into tokens, before a template and a tokenizer work on it."""
+        context = self.context.facts.context_len
+        chars, most = sum(len(message.text) for message in request.messages), context * MAX_TOKEN_CHARS
+        if chars > most:
+            raise NeverFits(
+                f"the messages have {chars} characters; this model's maximum context length is {context} tokens, "
+                f"which is at most {most} characters",
+                param="messages",
+            )
 
     def _apply_template(self, request: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:
         options = dict(request.chat_template_kwargs or {})

@@ -17,7 +17,7 @@ import msgspec
 from sgviz.errors import BadRequest, NeverFits
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
-from sgviz.messages.generate import LONG_TEXT, new_rid, prompt_rids
+from sgviz.messages.generate import LONG_TEXT, MAX_TOKEN_CHARS, new_rid, prompt_rids
 from sgviz.messages.rids import check_rid, check_unicode
 from sgviz.messages.sampling import TOP_K_ALL
 from sgviz.tokenizer_manager.codec import TextCodec
@@ -120,12 +120,23 @@ class Preparer:
     async def _ids(self, one: GenerateReqInput) -> tuple[list[int], str]:
         """Unchecked, and the field they come from."""
         if isinstance(one.text, str):
+            self._check_chars(one.text)
             if len(one.text) > LONG_TEXT:
                 ids = await asyncio.to_thread(self._codec.encode, one.text)
             else:
                 ids = self._codec.encode(one.text)
             return ids, "text"
         return _flat(one.input_ids), "input_ids"
+
+    def _check_chars(self, text: str) -> None:
+        """Refuse what is too long however it is cut, before the tokenizer works on it for half a minute."""
+        most = self._limits.context_len * MAX_TOKEN_CHARS
+        if len(text) > most:
+            raise NeverFits(
+                f"the prompt has {len(text)} characters; this model's maximum context length is "
+                f"{self._limits.context_len} tokens, which is at most {most} characters",
+                param="text",
+            )
 
     def _check_ids(self, ids: list[int], where: str) -> None:
         vocab, length = self._limits.vocab_size, len(ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from matplotlib.figure import Figure
 
 from sgviz.errors import SgvizError
@@ -13,6 +15,8 @@ def save_figure(figure: Figure, path: str) -> str:
     Raises:
         SgvizError: no such format, or the file cannot be written.
     """
+    if not os.path.splitext(path)[1]:
+        raise SgvizError(f"the figure {path!r} has no ending that says its format; take .png, .svg or .pdf")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -82,6 +82,8 @@ def _rows(path: Path) -> Iterator[Row]:
                 raise BadRequest(f"{str(path)!r} lacks the column {missing[0]}; it has {reader.fieldnames}")
             for line in reader:
                 yield _row(line, path, reader.line_num)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{str(path)!r} is no trace: it is no text ({error})") from None
     except OSError as error:
         raise SgvizError(f"cannot read the trace {str(path)!r}: {error.strerror}") from error
 

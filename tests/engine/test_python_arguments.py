@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sgviz.engine import Engine
-from sgviz.errors import BadRequest, NeverFits
+from sgviz.errors import BadRequest, ConfigError, NeverFits, Unavailable
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,48 @@ def test_the_default_limit_is_cut_at_the_end_of_the_context_but_a_given_one_refu
         engine.generate(input_ids=ids, sampling_params={**params, "max_new_tokens": left + 1})
     short = engine.generate("a", params)
     assert short["meta_info"]["completion_tokens"] == 128
+
+
+@pytest.mark.parametrize("params", [5, "x", [5], [{}, "x"]])
+def test_sampling_params_are_dicts(engine: Engine, params: Any) -> None:
+    with pytest.raises(BadRequest, match="sampling_params must be a dict"):
+        engine.generate(["a", "b"] if isinstance(params, list) else "a", params)
+
+
+def test_chat_gives_one_reply(engine: Engine) -> None:
+    with pytest.raises(BadRequest, match="n must be 1, got 2"):
+        engine.chat("hi", n=2)
+
+
+def test_a_text_that_no_cut_makes_fit_is_refused_before_it_is_tokenized(engine: Engine) -> None:
+    context = engine.pipeline.manager.limits.context_len
+    encode, calls = engine.pipeline.tokenizer.encode, []
+    engine.pipeline.tokenizer.encode = lambda *a, **k: calls.append(a) or encode(*a, **k)  # type: ignore[method-assign]
+    try:
+        with pytest.raises(NeverFits, match=f"at most {256 * context} characters"):
+            engine.generate("x" * (256 * context + 1))
+        with pytest.raises(BadRequest, match="the messages have"):
+            engine.chat("x" * (256 * context + 1))
+    finally:
+        engine.pipeline.tokenizer.encode = encode  # type: ignore[method-assign]
+    assert calls == []
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = Engine("tiny-llama", device="mock")
+    engine.close()
+    for use in (
+        lambda: engine.abort("x"),
+        engine.__enter__,
+        lambda: engine.generate("a"),
+        lambda: engine.chat("a"),
+    ):
+        with pytest.raises(Unavailable, match="the engine is closed"):
+            use()
+    assert "closed" in repr(engine)
+
+
+def test_a_port_is_a_port(engine: Engine) -> None:
+    for port in (-1, 65536):
+        with pytest.raises(ConfigError, match="port must be between 0 and 65535"):
+            engine.serve(port=port)

@@ -7,7 +7,7 @@ Imports: recording, viz, anywidget.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from matplotlib.figure import Figure
@@ -27,6 +27,21 @@ from sgviz.viz.widgets.base import Beat, SgvizWidget
 from sgviz.viz.widgets.fallback import Bundle, png, with_fallback
 
 
+class Recorded(Protocol):
+    """An engine, as far as it is looked at."""
+
+    def recording(self) -> Recording: ...
+
+
+def recording_of(of: object) -> Recording:
+    """The recording to look at: an engine has one. Raises BadRequest for anything else."""
+    made = getattr(of, "recording", None)
+    rec = made() if callable(made) else of
+    if not isinstance(rec, Recording):
+        raise BadRequest(f"there is nothing to look at in {of!r}; give a recording or an engine")
+    return rec
+
+
 class LiveWidget(SgvizWidget):
     """Follows `rec` in a thread of its own until `close`; a recording that is over needs no thread.
 
@@ -38,7 +53,10 @@ class LiveWidget(SgvizWidget):
         BadRequest: such a thing cannot be looked at. Nothing was opened.
     """
 
-    def __init__(self, rec: Recording, kind: str, decode: Decode | None = None, **look: object) -> None:
+    def __init__(
+        self, rec: Recording | Recorded, kind: str, decode: Decode | None = None, **look: object
+    ) -> None:
+        rec = recording_of(rec)
         wanted = _changed(Wanted(what=(kind,)), look)
         super().__init__(kind, self._hear)
         self._rec = rec
@@ -120,14 +138,14 @@ class Dashboard(LiveWidget):
     Click a request for its explanation. `close` returns everything.
     """
 
-    def __init__(self, rec: Recording) -> None:
+    def __init__(self, rec: Recording | Recorded) -> None:
         super().__init__(rec, "dashboard")
 
 
 class KVMap(LiveWidget):
     """Every page of the KV pool a cell, coloured by state, owner or age."""
 
-    def __init__(self, rec: Recording) -> None:
+    def __init__(self, rec: Recording | Recorded) -> None:
         super().__init__(rec, "kv")
 
     def figure(self) -> Figure:
@@ -141,7 +159,7 @@ class RadixTree(LiveWidget):
         decode: what makes text of token ids, e.g. `engine.pipeline.tokenizer.decode`.
     """
 
-    def __init__(self, rec: Recording, decode: Decode | None = None) -> None:
+    def __init__(self, rec: Recording | Recorded, decode: Decode | None = None) -> None:
         super().__init__(rec, "tree", decode)
         self._decode = decode
 
@@ -156,7 +174,7 @@ class OverlapLanes(LiveWidget):
         seconds: how much is shown, up to the moment that is looked at.
     """
 
-    def __init__(self, rec: Recording, seconds: float = 1.0) -> None:
+    def __init__(self, rec: Recording | Recorded, seconds: float = 1.0) -> None:
         super().__init__(rec, "overlap", seconds=seconds)
 
     def figure(self) -> Figure:
@@ -170,9 +188,9 @@ class OverlapLanes(LiveWidget):
 class Journey(LiveWidget):
     """One request through the types that carry it, and where its time went. `rid`: whose ("": one that ended)."""
 
-    def __init__(self, rec: Recording, rid: str = "") -> None:
+    def __init__(self, rec: Recording | Recorded, rid: str = "") -> None:
         if rid:
-            rec.request(rid)  # a wrong name is told before anything is opened
+            recording_of(rec).request(rid)  # a wrong name is told before anything is opened
         super().__init__(rec, "journey", rid=rid)
 
     def figure(self) -> Figure:
