@@ -134,10 +134,13 @@ class CausalLM(nn.Module):
         self.config = config
         self.quantization: Quantization | None = None
         self.rope = RotaryEmbedding(config.rope, config.facts.head_dim, device)
-        with torch.device("meta"):  # memory is taken once, in the wanted dtype
+        # memory is taken once, in the wanted dtype; the detour over meta costs a second of imports
+        direct = dtype is torch.float32
+        with torch.device(device if direct else "meta"):
             self.model = Decoder(config, traits)
             self.lm_head = Linear(config.hidden_size, config.facts.vocab_size, bias=False)
-        self.to(dtype).to_empty(device=device)
+        if not direct:
+            self.to(dtype).to_empty(device=device)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
