@@ -22,7 +22,7 @@ def pressed(
     # what all begin with is in the cache after the first and not needed again
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*prompts)))
     need = shared + sum(len(ids) - shared + tokens for ids in prompts)
-    pages = max(need // 4 // page, -(-max(map(len, prompts)) // page) + -(-tokens // page) + 2)
+    pages = max(need // 4 // page, -(-max(map(len, prompts)) // page) + -(-tokens // page) + 3)
     with Engine(
         model,
         max_total_tokens=pages * page,
