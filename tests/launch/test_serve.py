@@ -79,7 +79,8 @@ def test_stop_and_seed(server: ServerProcess) -> None:
         ({"temperature": 9e99, "top_p": 2}, openai.BadRequestError),
         ({"max_tokens": 10**6}, openai.BadRequestError),
         ({"logit_bias": {"99999": 1}}, openai.BadRequestError),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError),
+        ({"extra_body": {"regex": "[z-a]"}}, openai.BadRequestError),
         ({"model": "gpt-4o"}, openai.NotFoundError),
     ],
 )
