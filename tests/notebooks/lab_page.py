@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from demo_process import PATIENCE_S, Started
 from lab_process import TOKEN, Client, own_folders
 
-RUN_MS = 120_000  # for all cells of a notebook
+RUN_MS = 240_000  # for all cells of a notebook
 WINDOW = {"width": 1500, "height": 1700}  # the highest widget fits, so pictures of it are whole
 PROMPTS = (
     "[...document.querySelectorAll('.jp-Notebook .jp-CodeCell .jp-InputPrompt')].map((e) => e.textContent)"

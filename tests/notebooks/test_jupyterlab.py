@@ -179,8 +179,14 @@ def test_the_scheduler_is_stepped_while_a_load_runs(browser: Any, lab: Lab) -> N
     for _ in range(3):
         before = where()
         stepper.locator("button[data-act='next decision']").click()
-        page.eventually(lambda before=before: where().startswith("stop ") and where() != before)
-        assert re.match(r"stop \d+ at (admit|scan|chunk|request|tree)\.", where()), where()
+        seen: list[str] = []
+
+        def stopped(before: str = before, seen: list[str] = seen) -> bool:
+            seen.append(where())  # read once: it runs in between
+            return seen[-1].startswith("stop ") and seen[-1] != before
+
+        page.eventually(stopped)
+        assert re.match(r"stop \d+ at (admit|scan|chunk|request|tree)\.", seen[-1]), seen[-1]
     assert number_in(load, "sent") > number_in(load, "finished") == finished
     page.screenshot("06-light")
     page.theme("JupyterLab Dark")
