@@ -63,8 +63,4 @@ def chat_body(messages: str | Sequence[Mapping[str, Any]], params: Mapping[str, 
     if unknown is not None:
         hint = "; `stream_sync` streams" if unknown == "stream" else suggest(unknown, sorted(known))
         raise BadRequest(f"chat: unknown parameter {unknown!r}{hint}", param=unknown)
-    if params.get("n") not in (None, 1):
-        raise BadRequest(
-            f"chat gives one reply; n must be 1, got {params['n']!r} (`generate` takes n)", param="n"
-        )
     return {"messages": list(messages), **params, "stream": False}

@@ -93,6 +93,8 @@ class Engine:
     def chat(self, messages: str | Sequence[Message], **params: object) -> ChatReply:
         """Answer a conversation. `messages` may be one user text; `params` are those of chat completions.
 
+        With n > 1 the reply is the first; all of them are in its `raw`.
+
         Raises:
             BadRequest: a parameter has no such name, or something has a value that is not allowed.
         """

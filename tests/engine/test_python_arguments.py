@@ -67,9 +67,10 @@ def test_sampling_params_are_dicts(engine: Engine, params: Any) -> None:
         engine.generate(["a", "b"] if isinstance(params, list) else "a", params)
 
 
-def test_chat_gives_one_reply(engine: Engine) -> None:
-    with pytest.raises(BadRequest, match="n must be 1, got 2"):
-        engine.chat("hi", n=2)
+def test_of_several_replies_all_are_in_raw(engine: Engine) -> None:
+    reply = engine.chat("hi", n=2, max_tokens=2)
+    assert [choice["index"] for choice in reply.raw["choices"]] == [0, 1]
+    assert reply.text == (reply.raw["choices"][0]["message"]["content"] or "")
 
 
 def test_a_text_that_no_cut_makes_fit_is_refused_before_it_is_tokenized(engine: Engine) -> None:
