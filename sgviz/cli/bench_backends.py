@@ -5,6 +5,7 @@ Mirrors the backends sglang, sglang-oai and sglang-oai-chat of SGLang's bench_se
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,18 +81,19 @@ class Options:
 Prompt = list[int] | str
 
 
-class Backend:
+class Backend(ABC):
     """One kind of endpoint: its path, bodies and answers."""
 
     path: str
     takes_ids = True
 
+    @abstractmethod
     def body(self, rid: str, prompt: Prompt, output_tokens: int, options: Options) -> dict[str, Any]:
-        raise NotImplementedError
+        """The JSON body of one request."""
 
+    @abstractmethod
     def take(self, data: bytes, now: float, into: Tokens) -> None:
         """Add one chunk (or the whole answer) that came `now` seconds after the request was sent."""
-        raise NotImplementedError
 
 
 class NativeBackend(Backend):
