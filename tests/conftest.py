@@ -1,8 +1,13 @@
 """What holds for all tests: no test is judged by time, a failing example of hypothesis can be repeated, and what
-an engine told while it was tested balances."""
+an engine told while it was tested balances.
+
+`HYPOTHESIS_PROFILE=repeatable` generates the same examples each time: a gate that looks for new ones would fail on
+changes that are innocent of what it finds. Without it each run looks further.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +25,8 @@ hypothesis.settings.register_profile(
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("sgviz")
+hypothesis.settings.register_profile("repeatable", hypothesis.settings.get_profile("sgviz"), derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sgviz"))
 
 
 @pytest.fixture(autouse=True, scope="session")

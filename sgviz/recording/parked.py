@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sgviz.recording.explanation import WAITS, Cause, Part
 
 # what only a scheduler that goes on could have ended
@@ -48,9 +50,7 @@ class Parked:
         for part in parts:
             for piece in self._cut(part):
                 if last is not None and _go_together(last, piece):
-                    piece = Part(
-                        last.start_ns, last.duration_ns + piece.duration_ns, Cause.PARKED, (), piece.detail
-                    )
+                    piece = msgspec.structs.replace(last, duration_ns=last.duration_ns + piece.duration_ns)
                 elif last is not None:
                     yield last
                 last = piece
@@ -78,7 +78,5 @@ def _piece(part: Part, start: int, end: int) -> Part:
 
 
 def _go_together(last: Part, piece: Part) -> bool:
-    return last.cause is piece.cause is Cause.PARKED and (last.end_ns, last.detail) == (
-        piece.start_ns,
-        piece.detail,
-    )
+    same = (last.end_ns, last.detail, last.blockers) == (piece.start_ns, piece.detail, piece.blockers)
+    return last.cause is piece.cause is Cause.PARKED and same
