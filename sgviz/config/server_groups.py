@@ -1,0 +1,83 @@
+"""Settings of the server and of what it tells: HTTP, events, metrics.
+
+Imports: config.field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sgviz.config.field import field_meta
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP server."""
+
+    host: Annotated[str, field_meta("Address to listen on.", "SGLang")] = "127.0.0.1"
+    port: Annotated[int, field_meta("Port to listen on; 0 takes a free one.", "SGLang", ge=0, le=65535)] = (
+        30000
+    )
+    api_key: Annotated[str | None, field_meta("Bearer key for all but the health endpoints.", "SGLang")] = (
+        None
+    )
+    admin_api_key: Annotated[str | None, field_meta("Bearer key for administration.", "SGLang")] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], field_meta("What is logged.", "SGLang")
+    ] = "info"
+    stream_interval: Annotated[int, field_meta("Tokens between two streamed pieces.", "SGLang", ge=1)] = 1
+    enable_cache_report: Annotated[
+        bool, field_meta("Cached tokens in usage.prompt_tokens_details.", "SGLang")
+    ] = False
+    stream_response_default_include_usage: Annotated[
+        bool, field_meta("Streams end with usage even if not asked for.", "SGLang")
+    ] = False
+    tool_call_parser: Annotated[
+        Literal["qwen", "qwen25", "hermes", "llama3", "mistral", "pythonic", "deepseekv3", "deepseekv31"]
+        | None,
+        field_meta("Format in which the model calls functions; default: it is not given any.", "SGLang"),
+    ] = None
+    reasoning_parser: Annotated[
+        Literal["deepseek-r1", "qwen3", "qwen3-thinking"] | None,
+        field_meta("Format of the model's thoughts; default: they are not told from the answer.", "SGLang"),
+    ] = None
+    skip_server_warmup: Annotated[
+        bool, field_meta("Report ready without a first small generation.", "SGLang")
+    ] = False
+    startup_timeout: Annotated[
+        float, field_meta("Seconds a component may take to load and get ready.", "ours", gt=0.0)
+    ] = 300.0
+    enable_debugger: Annotated[
+        bool,
+        field_meta(
+            "Let a step debugger attach: POST /sgviz/debug, and Engine.debugger with processes.", "ours"
+        ),
+    ] = False
+    shutdown_grace: Annotated[
+        float, field_meta("Seconds that running requests get to finish at a stop.", "ours", ge=0.0)
+    ] = 30.0
+
+
+class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Events."""
+
+    disable_events: Annotated[bool, field_meta("Emit no events.", "ours")] = False
+    event_capacity: Annotated[int, field_meta("Newest events kept in memory.", "ours", ge=1000)] = 200_000
+    record: Annotated[str | None, field_meta("File (.sgv) to write all events to.", "ours")] = None
+    tokenizer_metrics_custom_labels_header: Annotated[
+        str,
+        field_meta(
+            "Header (a JSON object) in which a request brings labels for metrics.", "SGLang", min_length=1
+        ),
+    ] = "x-custom-labels"
+    tokenizer_metrics_allowed_custom_labels: Annotated[
+        str | None,
+        field_meta("Labels that are taken from that header, separated by commas; default: none.", "SGLang"),
+    ] = None
+
+    @property
+    def allowed_labels(self) -> tuple[str, ...]:
+        """The names of `tokenizer_metrics_allowed_custom_labels`, one by one."""
+        names = (self.tokenizer_metrics_allowed_custom_labels or "").split(",")
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))

@@ -1,0 +1,141 @@
+"""Settings in frozen groups. Names are SGLang's server arguments where it has one.
+
+One table, three users: `Engine(**settings)`, the command line (flags are generated from these fields) and
+`/server_info`. Each field says what it does, what is allowed, and where its default comes from.
+Imports: config groups, errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from sgviz.config.engine_groups import (
+    CacheConfig,
+    GrammarConfig,
+    ModelConfig,
+    ScheduleConfig,
+    SimConfig,
+)
+from sgviz.config.server_groups import ObserveConfig, ServeConfig
+from sgviz.errors import ConfigError, suggest
+
+LABEL = re.compile(r"(?!__)[A-Za-z_]\w*", re.ASCII)
+TAKEN_LABELS = (
+    "model_name",
+    "engine_type",
+    "is_streaming",
+    "cache_source",
+    "le",
+)  # by the metrics themselves
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All groups. Field names are unique over the groups, so a flat mapping names each setting."""
+
+    model: ModelConfig = ModelConfig()
+    sim: SimConfig = SimConfig()
+    cache: CacheConfig = CacheConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    grammar: GrammarConfig = GrammarConfig()
+    serve: ServeConfig = ServeConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """Every setting by its name."""
+        return {name: getattr(getattr(self, group), name) for group, name in _homes().items_by_group()}
+
+    def public(self) -> dict[str, str | int | float | bool | None]:
+        """`flat` without secrets, for `/server_info` and recordings."""
+        secret = ("api_key", "admin_api_key")
+        return {key: ("***" if key in secret and value else value) for key, value in self.flat().items()}
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model.served_model_name or self.model.model_path
+
+    @classmethod
+    def build(cls, **flat: object) -> Settings:
+        """Settings from flat names; ConfigError for an unknown name or a value that is not allowed.
+
+        None for a setting that has no None means its default.
+        """
+        homes = _homes()
+        groups: dict[str, dict[str, object]] = {group: {} for group in cls.__struct_fields__}
+        for name, value in flat.items():
+            if name not in homes:
+                raise ConfigError(f"unknown setting {name!r}{suggest(name, homes)}")
+            if value is not None:
+                groups[homes[name]][name] = value
+        converted: dict[str, Any] = {group: _convert(cls, group, values) for group, values in groups.items()}
+        settings = cls(**converted)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        """Raise ConfigError for what the types of the settings do not say."""
+        if self.schedule.chunked_prefill_size == 0:
+            raise ConfigError(
+                "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
+                param="chunked_prefill_size",
+            )
+        _check_pattern(self.grammar)
+        for name in self.observe.allowed_labels:
+            if not LABEL.fullmatch(name) or name in TAKEN_LABELS:
+                raise ConfigError(
+                    f"setting tokenizer_metrics_allowed_custom_labels: {name!r} cannot be a label; one is made of "
+                    f"letters, digits and _, begins with no digit and no __, and is none of {', '.join(TAKEN_LABELS)}",
+                    param="tokenizer_metrics_allowed_custom_labels",
+                )
+        if self.observe.disable_events and self.observe.record is not None:
+            raise ConfigError(
+                f"setting record = {self.observe.record!r}: with disable_events there are no events to record",
+                param="record",
+            )
+
+
+def _check_pattern(grammar: GrammarConfig) -> None:
+    name, pattern = "constrained_json_whitespace_pattern", grammar.constrained_json_whitespace_pattern
+    if pattern is not None and grammar.grammar_backend != "none":
+        from llguidance import LLMatcher  # it takes a while, and most settings name no pattern
+
+        if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+            raise ConfigError(f"setting {name} = {pattern!r}: {' '.join(error.split())}", param=name)
+
+
+class _Homes(dict[str, str]):
+    """Setting name -> group name."""
+
+    def items_by_group(self) -> Iterator[tuple[str, str]]:
+        return ((group, name) for name, group in self.items())
+
+
+def _homes() -> _Homes:
+    types = get_type_hints(Settings)
+    return _Homes((name, group) for group, kind in types.items() for name in kind.__struct_fields__)
+
+
+def _convert(cls: type[Settings], group: str, values: dict[str, object]) -> msgspec.Struct:
+    kind = get_type_hints(cls)[group]
+    for name, value in values.items():
+        try:
+            msgspec.convert({name: value}, kind)
+        except msgspec.ValidationError as error:
+            allowed = _choices(kind, name, value) or str(error).split(" - at")[0]
+            raise ConfigError(f"setting {name} = {value!r}: {allowed}", param=name) from None
+    converted: msgspec.Struct = msgspec.convert(values, kind)
+    return converted
+
+
+def _choices(kind: type[msgspec.Struct], name: str, value: object) -> str:
+    """What a setting with a few named values takes, and the nearest; empty for all others."""
+    hint = get_type_hints(kind)[name]
+    if get_origin(hint) is not Literal:
+        return ""
+    texts, text = get_args(hint), str(value)
+    # of `sim:h100` the whole name is nearer than another name of the same length
+    longer = [each for each in texts if len(text) > 2 and each.startswith(text)]
+    return f"it must be one of {', '.join(texts)}{suggest(text, longer or texts)}"
