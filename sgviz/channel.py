@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 
 from sgviz.errors import Unavailable
+from sgviz.events.ring import pack
 from sgviz.events.schema import Event
 
 T = TypeVar("T")
@@ -87,9 +88,9 @@ class Sender:
         return bool(self._socket.poll(timeout_ms, zmq.POLLOUT))
 
     def send_events(self, events: Sequence[Event]) -> bool:
-        """Queue a batch of events if there is room; says whether there was."""
+        """Queue a batch of events, at least one, if there is room; says whether there was."""
         try:
-            self._socket.send(self._encode(events), zmq.NOBLOCK)
+            self._socket.send(self._encode(pack(events, self._encode)), zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

@@ -5,9 +5,10 @@ stand on this folder and on nothing else in common.
 """
 
 from sgviz.events.clock import Clock, VirtualClock, WallClock
+from sgviz.events.ring import RingSink
 from sgviz.events.schema import SCHEMA_VERSION, Event, Reason
 from sgviz.events.time_stats import Stage, TimeStats, end_to_end_ns, stages
-from sgviz.events.tracer import BufferSink, NullSink, RingSink, Sink, Tracer
+from sgviz.events.tracer import BufferSink, NullSink, Sink, Tracer
 
 __all__ = [
     "SCHEMA_VERSION", "BufferSink", "Clock", "Event", "NullSink", "Reason", "RingSink", "Sink", "Stage",

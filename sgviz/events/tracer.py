@@ -8,10 +8,7 @@ Imports: `events` only.
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
@@ -115,77 +112,6 @@ class NullSink:
 
     def flush(self) -> None:
         pass
-
-
-class RingSink:
-    """The newest `capacity` events of all components of a process, safe to fill from several threads.
-
-    Older events fall out and are counted in `dropped`. `subscribe` lets a file or a live view follow.
-    """
-
-    def __init__(self, capacity: int = 1_000_000) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
-        self._lock = threading.Lock()
-        self._followers: list[Callable[[Sequence[Event]], None]] = []
-        self.total = 0
-        self.dropped_before = 0
-
-    @property
-    def dropped(self) -> int:
-        """Events that are no longer (or never were) in the ring."""
-        return self.total - len(self._events) + self.dropped_before
-
-    def put(self, event: Event) -> None:
-        self.extend((event,))
-
-    def extend(self, events: Sequence[Event]) -> None:
-        with self._lock:
-            self._events.extend(events)
-            self.total += len(events)
-            for event in events:
-                if isinstance(event.body, TraceDropped):
-                    self.dropped_before += event.body.count
-            followers = tuple(self._followers)
-        for follower in followers:
-            follower(events)
-
-    def flush(self) -> None:
-        pass
-
-    def snapshot(self) -> list[Event]:
-        """The events in the ring, in the order of time."""
-        with self._lock:
-            events = list(self._events)
-        events.sort(key=lambda event: event.sort_key)
-        return events
-
-    def since(self, seen: int, most: int | None = None) -> tuple[int, list[Event]]:
-        """Events in the order of arrival, from number `seen` on, at most `most`; and how many came before them.
-
-        More came before than `seen` when some fell out of the ring meanwhile.
-        """
-        with self._lock:
-            first = max(seen, self.total - len(self._events))
-            end = self.total if most is None else min(self.total, first + most)
-            if end <= first:
-                return first, []
-            skip = first - (self.total - len(self._events))
-            if skip > len(self._events) // 2:  # a deque is walked from its nearer end
-                tail = itertools.islice(reversed(self._events), self.total - first)
-                return first, list(tail)[::-1][: end - first]
-            return first, list(itertools.islice(self._events, skip, skip + end - first))
-
-    def subscribe(self, follower: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
-        """Call `follower` with every later batch of events; the returned function ends it."""
-        with self._lock:
-            self._followers.append(follower)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                if follower in self._followers:
-                    self._followers.remove(follower)
-
-        return unsubscribe
 
 
 class BufferSink:

@@ -8,7 +8,8 @@ from typing import Any
 import zmq
 
 from sgviz.channel import Receiver
-from sgviz.events import Event, RingSink
+from sgviz.events import RingSink
+from sgviz.events.ring import EventBatch
 
 WAIT_MS = 100
 
@@ -17,7 +18,7 @@ class EventCollector:
     """A thread that receives batches of events; `stop` takes in what is still on its way."""
 
     def __init__(self, context: zmq.Context[Any], address: str, ring: RingSink) -> None:
-        self._receiver: Receiver[list[Event]] = Receiver(context, address, list[Event], bind=True)
+        self._receiver: Receiver[EventBatch] = Receiver(context, address, EventBatch, bind=True)
         self._ring = ring
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sgviz-events", daemon=True)
@@ -32,7 +33,7 @@ class EventCollector:
 
     def _take(self) -> None:
         for batch in self._receiver.drain():
-            self._ring.extend(batch)
+            self._ring.extend_packed(batch)
 
     def stop(self) -> None:
         self._stopping.set()
