@@ -1,4 +1,4 @@
-"""The live page: GET /viz, and GET /sgviz/view, the stream of what it draws.
+"""The live page: GET /viz, and what it draws of GET /sgviz/events?what=...: the events, folded into views.
 
 The views are made here, by the code that feeds the widgets of a notebook, so the page computes nothing of its own.
 SSE: each message has the number of events it stands for as id and the views as data. A view is whole, so who comes
@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from fastapi import FastAPI, Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
@@ -23,12 +24,10 @@ from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel, check_access
 from sgviz.serving.context import Keys, Tokenizer
 from sgviz.viz.live_page import key_page, live_page
-from sgviz.viz.views import LiveViews, Wanted
+from sgviz.viz.views import LiveViews, Wanted, pause
 
-EVERY_S = 0.1  # at most ten updates a second
 BEAT_S = 15.0
 KEPT = 16  # views of one moment, for several viewers
-PATH = "/sgviz/view"
 
 
 class ViewDesk:
@@ -93,21 +92,22 @@ def live_mount(desk: ViewDesk, keys: Keys, title: str, *, debuggable: bool) -> C
             return HTMLResponse(key_page("admin" if keys.admin_api_key else "API"), error.status)
         return HTMLResponse(live_page(title, debuggable=debuggable))
 
-    async def view(request: Request) -> Response:
-        wanted = _wanted(request).check()
-        first = await desk.view(wanted)
-        stream = _stream(desk, wanted, first, request)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-
     def mount(app: FastAPI) -> None:
         rules: AccessRules = app.state.access
         rules.declare("/viz", AuthLevel.OPEN)
         app.add_api_route("/viz", viz, methods=["GET"], response_model=None)
-        app.add_api_route(PATH, view, methods=["GET"], response_model=None)
 
     return mount
+
+
+async def view_stream(desk: ViewDesk, request: Request) -> AsyncIterator[bytes]:
+    """The messages for who asks for views by `?what=dashboard,kv,...` and the other fields of `Wanted`.
+
+    Raises:
+        BadRequest: no such view, or no such moment is remembered.
+    """
+    wanted = _wanted(request).check()
+    return _stream(desk, wanted, await desk.view(wanted), request)
 
 
 def _wanted(request: Request) -> Wanted:
@@ -124,19 +124,24 @@ def _wanted(request: Request) -> Wanted:
 async def _stream(
     desk: ViewDesk, wanted: Wanted, first: tuple[int, bytes], request: Request
 ) -> AsyncIterator[bytes]:
-    """Messages whenever something happened, at most ten a second, for ever."""
+    """Messages whenever something happened, at most ten a second, for ever.
+
+    Views take the interpreter from the requests of this process, so the next comes later where one took long.
+    """
     told, data = first
-    quiet = 0.0
+    quiet, rest = 0.0, pause(0.0)
     if request.headers.get("last-event-id") != str(told):
         yield _message(told, data)
     while not await request.is_disconnected():
-        await asyncio.sleep(EVERY_S)
-        quiet += EVERY_S
+        await asyncio.sleep(rest)
+        quiet += rest
         if desk.total != told:
+            begin = time.monotonic()
             with contextlib.suppress(BadRequest):  # the moment that is looked at fell out of memory
                 told, data = await desk.view(wanted)
                 quiet = 0.0
                 yield _message(told, data)
+            rest = pause(time.monotonic() - begin)
         if quiet >= BEAT_S:
             quiet = 0.0
             yield b": still here\n\n"

@@ -1,7 +1,8 @@
 """The endpoints: metrics, the stream of events, the state at a moment.
 
 `/sgviz/events` is SSE: each message has the number of its last event as id and a JSON array of events as data,
-so that `Last-Event-ID` (or `?seq=`) goes on where a reader stopped. `/sgviz/*` takes the admin key if one is set.
+so that `Last-Event-ID` (or `?seq=`) goes on where a reader stopped. With `?what=dashboard,kv,...` the data are views,
+folded here: what the page `/viz` draws. `/sgviz/*` takes the admin key if one is set.
 Mirrors SGLang's `/metrics`; it has nothing like the other two.
 Imports: events, recording, serving.
 """
@@ -18,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
 from sgviz.observe.http_counts import CountingMiddleware, HttpCounts
-from sgviz.observe.live import ViewDesk
+from sgviz.observe.live import ViewDesk, view_stream
 from sgviz.observe.metrics import Metrics
 from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel
@@ -55,8 +56,11 @@ def observe_mount(
         return Response(body, media_type=CONTENT_TYPE)
 
     async def events(request: Request) -> Response:
-        start = _number(request.headers.get("last-event-id") or request.query_params.get("seq") or "0")
-        stream = _events(ring, start, request)
+        if "what" in request.query_params:
+            stream = await view_stream(desk, request)
+        else:
+            start = _number(request.headers.get("last-event-id") or request.query_params.get("seq") or "0")
+            stream = _events(ring, start, request)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )

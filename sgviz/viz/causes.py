@@ -27,6 +27,7 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
         Cause.CHUNK_BUDGET: ("queue", "--"),
         Cause.PREFILL_BUDGET: ("queue", "++"),
         Cause.MAX_REQUESTS: ("queue", "xx"),
+        Cause.OTHER_KIND: ("queue", "-."),
         Cause.HEAD_OF_LINE: ("queue", ".."),
         Cause.POLICY_ORDER: ("queue", "oo"),
         Cause.PRIORITY: ("queue", "**"),

@@ -1273,7 +1273,7 @@ export function page(root, { themes, key, debuggable }) {
   function query() {
     const terms = { what: "dashboard,kv,tree,journey", rid: wanted.rid, node: wanted.node };
     if (wanted.at !== null) Object.assign(terms, { at: wanted.at, clock: wanted.clock });
-    return "/sgviz/view?" + new URLSearchParams(terms);
+    return "/sgviz/events?" + new URLSearchParams(terms);
   }
 
   async function stream() {

@@ -109,7 +109,7 @@ def test_numbers_that_are_none_are_refused(path: str, served: tuple[Engine, str]
 @pytest.mark.parametrize("at", ["nan", "inf", "-inf", "1e308", "1e30"])
 def test_places_on_no_clock_are_refused(at: str, clock: str, served: tuple[Engine, str]) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
-        get(f"{served[1]}/sgviz/view?at={at}&clock={clock}")
+        get(f"{served[1]}/sgviz/events?what=dashboard&at={at}&clock={clock}")
     assert error.value.code == 400
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import msgspec
@@ -17,7 +17,7 @@ from sgviz.events.schema import CacheFlushed, TreeInserted
 from sgviz.recording import Recording
 from sgviz.recording.follow import MAX_BATCHES, MAX_REQUESTS, Follower
 from sgviz.viz.style import host_colours, theme
-from sgviz.viz.views import LiveViews, Views, Wanted, themes
+from sgviz.viz.views import LiveViews, Views, Wanted, live, themes
 from sgviz.viz.views.clocks import MARK_EVERY
 from sgviz.viz.views.kv_map import MAX_CELLS
 from sgviz.viz.views.radix_tree import STEPS
@@ -106,6 +106,30 @@ def test_a_journey_is_the_recording_s(run: tuple[Engine, RingSink]) -> None:
     assert [step.type for step in way.steps] == [step.type for step in rec.journey(rid)]
     assert sum(part.length_ms for part in way.parts) == pytest.approx(way.total_ms)
     assert way.text == rec.explain(rid).text()
+
+
+def test_of_a_long_run_a_journey_reads_only_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "WHOLE", 0)
+    monkeypatch.setattr(live, "MARGIN", 80)
+    with Engine("tiny-llama", device="mock", max_total_tokens=POOL) as engine:
+        for n in range(20):
+            engine.generate([f"{n}: why?", f"{n}: and how?"], sampling_params={"max_new_tokens": 8})
+        rec = engine.recording()
+        views, since, read = LiveViews(rec), rec.since, list[int]()
+        views.refresh()
+
+        def watched(count: int, most: int) -> tuple[int, Sequence[Event]]:
+            read.append(most)
+            return since(count, most)
+
+        monkeypatch.setattr(rec, "since", watched)
+        for rid in rec.rids:
+            way = views.make(Wanted(what=("journey",), rid=rid)).journey
+            assert way is not None and way.text == rec.explain(rid).text()
+            assert [(step.type, step.pid) for step in way.steps] == [
+                (s.type, s.pid) for s in rec.journey(rid)
+            ]
+        assert len(rec.rids) == 40 and max(read) < len(rec) / 2
 
 
 def test_what_is_not_there_is_refused(run: tuple[Engine, RingSink]) -> None:

@@ -175,7 +175,7 @@ def test_closing_the_page_lets_the_scheduler_go(browser: Any, served: tuple[Engi
 def test_with_a_key_page_and_stream_need_it(browser: Any) -> None:
     with Engine("tiny-llama", admin_api_key="sesame", **SMALL) as engine:
         url = engine.serve(port=0).url
-        for path in ("/viz", "/sgviz/view"):
+        for path in ("/viz", "/sgviz/events?what=kv"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(url + path, timeout=30)
             assert refused.value.code == 401 and b"Dashboard" not in refused.value.read()

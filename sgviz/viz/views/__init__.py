@@ -4,7 +4,7 @@ Imports: events, errors, recording, numpy. Neither matplotlib nor anywidget.
 """
 
 from sgviz.viz.views.colours import themes
-from sgviz.viz.views.live import MAX_SECONDS, NAMES, LiveViews, Wanted
+from sgviz.viz.views.live import MAX_SECONDS, NAMES, LiveViews, Wanted, pause
 from sgviz.viz.views.models import (
     DashboardView,
     JourneyView,
@@ -16,5 +16,5 @@ from sgviz.viz.views.models import (
 
 __all__ = [
     "MAX_SECONDS", "NAMES", "DashboardView", "JourneyView", "KvMapView", "LiveViews", "Numbers", "OverlapView",
-    "Views", "Wanted", "themes",
+    "Views", "Wanted", "pause", "themes",
 ]  # fmt: skip

@@ -59,6 +59,11 @@ class Clocks:
         del self._marks[:kept]
         return self._marks[0] if self._marks else self.newest
 
+    def place(self, t: int) -> int:
+        """About how many events there were at `t` (monotonic ns): those up to the mark before it."""
+        at = bisect_right(self._marks, t, key=lambda mark: mark.t) - 1
+        return self._marks[at].count if at >= 0 else 0
+
     def count_at(self, clock: Clock, value: float, t0: int, since: Since) -> int:
         """How many events there were when `clock` stood at `value`: all up to that time, or to the end of that turn.
 

@@ -27,9 +27,18 @@ from sgviz.viz.views.radix_tree import TreeLog, tree_view
 PAGE = ("dashboard", "kv", "tree", "journey")
 NAMES = (*PAGE, "overlap")
 MAX_SECONDS = 60.0
-JOURNEY_EVERY_S = 1.0  # a journey reads the whole recording
+JOURNEY_EVERY_S = 1.0  # a journey reads many events
+WHOLE = 20_000  # events up to which it reads all there are
+MARGIN = 4_000  # else those from so many before the request came: what it waited for began earlier
+EVERY_S = 0.1  # at most ten updates a second
+REST = 4.0  # times what an update took: a costly one takes at most a fifth of a processor
 
 Decode = Callable[[list[int]], str]
+
+
+def pause(took_s: float) -> float:
+    """Seconds until the next update, after one that took `took_s`."""
+    return max(EVERY_S, REST * took_s)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +80,7 @@ class LiveViews:
         self._clocks = Clocks()
         self._fault = ""
         self._default = ""
-        self._journey: tuple[str, float, JourneyView] | None = None
+        self._journey: tuple[str, float, JourneyView] | None = None  # whose, until when it is fresh
 
     def refresh(self) -> bool:
         """Take what is new; says whether anything was, or whether the recording's fault is another."""
@@ -140,9 +149,28 @@ class LiveViews:
             self._default = rids[0] if rids else ""
         rid = rid or self._default
         kept, clock = self._journey, time.monotonic()
-        if kept is None or kept[0] != rid or (not kept[2].done and clock - kept[1] > JOURNEY_EVERY_S):
-            kept = self._journey = (rid, clock, journey_view(self._rec, rid))
+        if kept is None or kept[0] != rid or (not kept[2].done and clock > kept[1]):
+            made = journey_view(self._around(rid), rid)
+            again = time.monotonic()
+            kept = self._journey = (rid, again + max(JOURNEY_EVERY_S, pause(again - clock)), made)
         return msgspec.structs.replace(kept[2], rids=tuple(rids))
+
+    def _around(self, rid: str) -> Recording:
+        """The recording, or of a long one the part in which the request lived."""
+        known = self.follower.state.requests.by_rid.get(rid)
+        if not self._rec.is_live or self.follower.count <= WHOLE or known is None:
+            return self._rec
+        count = self.follower.count
+        begin = self._clocks.place(known.stats.created) - MARGIN
+        until = self._clocks.place(known.end) + MARGIN if known.end else count
+        first, events = self._rec.since(max(0, begin), min(until, count) - max(0, begin))
+        if not events:
+            return self._rec
+        state, start = self.follower.state, min(event.t for event in events)
+        told = [Event(0, start, component, 0, body) for component, body in state.processes.items()]
+        header = msgspec.structs.replace(self._rec.header, dropped=first, configured=state.configured)
+        part = sorted([*told, *events], key=lambda event: event.sort_key)
+        return Recording(part, header, source=self._rec.source)
 
 
 def _start(rec: Recording) -> State:

@@ -16,10 +16,7 @@ import msgspec
 from traitlets import Unicode
 
 from sgviz.viz.live_page import module_text
-from sgviz.viz.views import themes
-
-EVERY_S = 0.1
-REST = 4.0  # times what an update took: a costly one takes at most a fifth of a processor
+from sgviz.viz.views import pause, themes
 
 
 class SgvizWidget(anywidget.AnyWidget):
@@ -59,7 +56,7 @@ class SgvizWidget(anywidget.AnyWidget):
 
 
 class Beat:
-    """Calls `act` in a thread of its own, at most every `EVERY_S`, until `close`."""
+    """Calls `act` in a thread of its own, at most ten times a second, until `close`."""
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self._act = act
@@ -69,7 +66,7 @@ class Beat:
 
     def _run(self) -> None:
         took = 0.0
-        while not self._ended.wait(max(EVERY_S, REST * took)):
+        while not self._ended.wait(pause(took)):
             began = time.thread_time()
             self._act()
             took = time.thread_time() - began
