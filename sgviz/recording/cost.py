@@ -50,5 +50,5 @@ def cost_words(table: pd.DataFrame) -> str:
         for row in told.itertuples()
     ]
     silent = [component for component in table.component if component not in set(told.component)]
-    rest = f"; not told by {', '.join(silent)}" if silent else ""
+    rest = f"; not yet told by {', '.join(silent)}, which tell when they are idle" if silent else ""
     return f"observing cost {told.share.sum():.2%} of the run: {', '.join(parts)}{rest}"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sgviz.recording.recording import Recording
 
 NS_PER_MS = 1e6
+CAUSES = 6  # named one by one in the text
 Decision = tuple[object, ...]
 
 
@@ -209,7 +210,9 @@ def _lines(found: Diff, count: int) -> Iterable[str]:
         return
     slower, faster = int((table.change_ms > 0).sum()), int((table.change_ms < 0).sum())
     yield f"in b {slower} are slower and {faster} faster; mean change {table.change_ms.mean():+.3f} ms, by cause:"
-    for cause, ms in list(found.by_cause().items())[:6]:
+    causes = list(found.by_cause().items())
+    rest = sum(ms for _, ms in causes[CAUSES:])
+    for cause, ms in [*causes[:CAUSES], *([("all others", rest)] if causes[CAUSES:] else [])]:
         yield f"  {cause:<22} {ms / len(table):+.3f} ms a request"
     changed = table[table.change_ms != 0].head(count)
     if len(changed):

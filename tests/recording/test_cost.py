@@ -30,7 +30,7 @@ def test_the_last_word_of_each_component_counts() -> None:
     )
     assert table.loc["detokenizer"].share == pytest.approx(0.01) and table.loc["http"].isna().sum() == 3
     assert rec.cost_words.startswith("observing cost 11.00% of the run: scheduler 10.00% (10.00 ms")
-    assert rec.cost_words.endswith("; not told by http")
+    assert rec.cost_words.endswith("; not yet told by http, which tell when they are idle")
 
 
 def test_a_recording_where_nobody_told_says_so() -> None:

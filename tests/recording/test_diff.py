@@ -162,3 +162,11 @@ def test_two_runs_over_http_are_compared_request_by_request(over_http: tuple[Rec
     assert prompts[0] == prompts[1] and len(prompts[0]) == len(a.rids)
     waited = found.by_cause()
     assert waited[str(Cause.RUNNING_SLOTS)] > 0  # one may run at a time in b
+
+
+def test_the_causes_in_words_add_up_to_the_mean_change() -> None:
+    found = play().diff(play("random"))
+    lines = found.text().splitlines()
+    at = next(n for n, line in enumerate(lines) if "mean change" in line)
+    told = [float(line.split()[-4]) for line in lines[at + 1 :] if line.endswith("ms a request")]
+    assert sum(told) == pytest.approx(found.requests.change_ms.mean(), abs=0.001 * len(told))
