@@ -1,7 +1,7 @@
 """Req: one request inside the scheduler. Mirrors SGLang's `Req`.
 
 Life: waiting -> (chunk)* -> running -> finished; running -> retracted -> waiting; waiting -> aborted.
-What is simplified: no LoRA, sessions, multimodal inputs or speculative counters yet.
+What is simplified: no LoRA, multimodal inputs or speculative counters yet.
 Imports: messages, cache (types), events.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sgviz.batch.grammar import Grammar
+from sgviz.batch.input_logprobs import InputLogprobs
 from sgviz.cache.req_kv import ReqKvInfo
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import FinishReason, SamplingParams
@@ -33,6 +34,13 @@ class Req:
         arrival: number of its newest entry into the queue.
         inflight: launched forwards that will give it a token and are not processed.
         grammar: the state of its grammar after `output_ids`, if it is under one.
+        logprob_start_len: first prompt token whose log-probability is wanted, -1: none. input_logprobs: those so far.
+        token_ids_logprob: ids whose log-probabilities are wanted at every position.
+        custom_logit_processor: name of the one that edits its logits.
+        require_reasoning: its grammar holds behind thoughts, inside of which it begins; None: it may begin with them.
+        is_embedding: it wants the vector of its prompt and no token; then dimensions: numbers of it (None: all),
+            whole_prompt: no cached prefix may stand for a part of it, embedding: what came (float32 as bytes).
+        priority: as the scheduler settled it; None where priorities mean nothing.
         tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
 
@@ -43,7 +51,12 @@ class Req:
     stream: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    logprob_start_len: int = -1
+    token_ids_logprob: tuple[int, ...] = ()
+    custom_logit_processor: str | None = None
+    require_reasoning: bool | None = False
     extra_key: str | None = None
+    priority: int | None = None
     time_stats: TimeStats = field(default_factory=TimeStats)
     output_ids: list[int] = field(default_factory=list)
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
@@ -61,9 +74,15 @@ class Req:
     arrival: int = 0
     inflight: int = 0
     grammar: Grammar | None = None
+    is_embedding: bool = False
+    dimensions: int | None = None
+    whole_prompt: bool = False
+    embedding: bytes = b""
     tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
     output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
+    output_token_ids_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
+    input_logprobs: InputLogprobs = field(default_factory=InputLogprobs)
 
     @property
     def namespace(self) -> str:
@@ -77,6 +96,20 @@ class Req:
     @property
     def extend_len(self) -> int:
         return self.extend_end - self.prefix_len
+
+    @property
+    def misses_input_logprobs(self) -> bool:
+        """Log-probabilities of its prompt are wanted and not all there."""
+        start = self.logprob_start_len
+        return 0 <= start < len(self.origin_input_ids) - 1 - len(self.input_logprobs.logprobs)
+
+    @property
+    def max_prefix_len(self) -> int:
+        """Tokens that may come from the cache: logits are needed of what follows them."""
+        if self.whole_prompt:
+            return 0
+        most = self.seqlen - 1
+        return min(most, self.logprob_start_len) if self.misses_input_logprobs else most
 
     @property
     def finished(self) -> bool:
@@ -97,5 +130,7 @@ class Req:
         self.prefix_len = 0
         self.extend_end = 0
         self.inflight = 0
+        if self.misses_input_logprobs:
+            self.input_logprobs = InputLogprobs()
         self.is_retracted = True
         self.retraction_count += 1

@@ -60,6 +60,11 @@ class ScheduleBatch:
         return [req.kv.req_pool_idx for req in self.reqs]
 
     @property
+    def is_embedding(self) -> bool:
+        """A batch for vectors; its members are all of that kind."""
+        return bool(self.reqs) and self.reqs[0].is_embedding
+
+    @property
     def return_logprob(self) -> bool:
         return any(req.return_logprob for req in self.reqs)
 

@@ -85,6 +85,18 @@ class KVCache:
         """What could be allocated: free and evictable."""
         return self.available_size() + self.evictable_size()
 
+    def releasable(self, reqs: Sequence[HoldsKv]) -> int:
+        """By how many tokens `room` would grow if all of `reqs` gave up what they hold; changes nothing."""
+        tokens, locks = 0, dict[int, int]()
+        for req in reqs:
+            kv = req.kv
+            if kv.req_pool_idx != NO_ROW:
+                tokens += -(-(kv.allocated - kv.protected) // self.page_size) * self.page_size
+            for node in kv.node.path() if kv.node is not None else ():
+                locks[node.id] = locks.get(node.id, 0) + 1
+                tokens += len(node.key) if locks[node.id] == node.lock_ref else 0
+        return tokens
+
     def ledger(self) -> Ledger:
         return Ledger(
             self.available_size(), self.evictable_size(), self.protected_size(), self._private, self.total

@@ -204,7 +204,16 @@ async def _bench(args: argparse.Namespace) -> Result:
 
 
 def _url(args: argparse.Namespace) -> str:
+    """The server's address; BadRequest if it is none, before anybody waits for an answer."""
     given: str = args.base_url or f"http://{args.host}:{args.port}"
+    try:
+        url = httpx2.URL(given)
+    except httpx2.InvalidURL as error:
+        raise BadRequest(f"{given!r} is no URL of a server, like http://127.0.0.1:30000: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise BadRequest(
+            f"{given!r} is no URL of a server: it must begin with http:// or https:// and name a host"
+        )
     return given.rstrip("/").removesuffix("/v1")
 
 

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from sgviz.cli.recorded import add_run, opened, parser
+from sgviz.errors import BadRequest
 from sgviz.recording import Recording
 from sgviz.recording.explanation import plain_ms
 
 MOST = 20
+NS_PER_MS = 1e6
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,9 +52,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _waiting(rec: Recording, at_ms: float) -> Iterator[str]:
-    """A line a request that waits `at_ms` after the first arrival: since when, the cause, and its words below."""
+    """A line a request that waits `at_ms` after the first arrival: since when, the cause, and its words below.
+
+    Raises:
+        BadRequest: the recording has no such moment.
+    """
     arrivals = rec.requests.arrival_ms.dropna()
-    table = rec.why_not_running(at_ms + (float(arrivals.min()) if len(arrivals) else 0.0))
+    first = float(arrivals.min()) if len(arrivals) else 0.0
+    begin, end = -first, (rec.t_end - rec.t0) / NS_PER_MS - first
+    if not begin <= at_ms <= end:
+        raise BadRequest(
+            f"the recording goes from {begin:,.3f} to {end:,.3f} ms; of {at_ms:,.3f} ms it knows nothing"
+        )
+    table = rec.why_not_running(at_ms + first)
     if table.empty:
         yield "nobody waited then"
     for row in table.itertuples():

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import msgspec
 
+from sgviz.cli.config_file import read_config
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, suggest
 
 _PARSER = "settings_parser"  # where a namespace keeps the parser that made it
+_CONFIG = "settings_file"  # and the name of the file with settings
 LAST_PORT = 65535
 METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}
 
@@ -103,8 +105,18 @@ def add_options(parser: argparse.ArgumentParser, *, without: Sequence[str] = ())
     parser.set_defaults(**{_PARSER: parser})
 
 
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the flag for a file of settings, which `settings_from` reads."""
+    parser.add_argument(
+        "--config",
+        dest=_CONFIG,
+        metavar="FILE",
+        help="YAML file of settings, one key a flag (without the dashes in front); a flag given here wins.",
+    )
+
+
 def settings_from(namespace: argparse.Namespace, **preset: object) -> Settings:
-    """The settings of parsed flags; `preset` holds where no flag was given.
+    """The settings of parsed flags and of the file of `--config`; `preset` holds where neither says anything.
 
     A value that is not allowed ends the program as argparse does: one sentence, exit code 2.
 
@@ -113,12 +125,22 @@ def settings_from(namespace: argparse.Namespace, **preset: object) -> Settings:
     """
     given = {option.name: getattr(namespace, option.name) for option in options() if option.name in namespace}
     try:
-        return Settings.build(**{**preset, **given})
+        return _build(getattr(namespace, _CONFIG, None), preset, given)
     except ConfigError as error:
         parser: argparse.ArgumentParser | None = getattr(namespace, _PARSER, None)
         if parser is None:
             raise
         parser.error(error.message)
+
+
+def _build(path: str | None, preset: dict[str, object], given: dict[str, object]) -> Settings:
+    if path is None:
+        return Settings.build(**{**preset, **given})
+    file = read_config(path)
+    try:
+        return Settings.build(**{**preset, **file.values, **given})
+    except ConfigError as error:
+        raise (error if error.param in given else file.explained(error)) from None
 
 
 def _option(group: str, field: msgspec.structs.FieldInfo, hint: Any) -> Option:

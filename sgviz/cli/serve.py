@@ -1,12 +1,14 @@
 """`sgviz serve`: an OpenAI-compatible server until a signal or the death of a component.
 
 SIGTERM, SIGHUP and Ctrl-C let running requests finish (`--shutdown-grace`), refuse new ones and exit 0; a second
-signal ends at once. A component that dies makes the exit code 1. Imports: engine.
+signal ends at once. A component that dies, or that had to be killed at the stop, makes the exit code 1.
+Imports: engine.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -15,20 +17,22 @@ from collections.abc import Sequence
 from types import FrameType
 
 from sgviz.cli.logs import configure_logging
-from sgviz.cli.options import Parser, add_options, settings_from
+from sgviz.cli.options import Parser, add_config, add_options, settings_from
 from sgviz.engine import Engine
-from sgviz.serving.server import check_address
+from sgviz.serving.server import check_address, check_tls
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.2
 DIED = 1
+LAST_WORK_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="sgviz serve", description="An OpenAI-compatible server. Flags are SGLang's where it has one."
     )
+    add_config(parser)
     add_options(parser)
     settings = settings_from(parser.parse_args(argv))
     configure_logging(settings.serve.log_level)
@@ -36,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"sgviz serve: loading {settings.model.model_path} ...", file=sys.stderr, flush=True)
     signals = Signals()
     check_address(settings.serve.host, settings.serve.port)
+    check_tls(settings.http)
     engine = Engine.from_settings(settings, mode="processes")
     try:
         server = engine.serve()
@@ -49,7 +54,23 @@ def main(argv: Sequence[str]) -> int:
     died = engine.pipeline.dead.is_set()
     log.info("stopping" if not died else "stopping: %s", *([engine.pipeline.status.message] if died else []))
     engine.close()
-    return DIED if died else 0
+    return _left(DIED if died or engine.pipeline.forced else 0)
+
+
+def _left(code: int) -> int:
+    """The exit code; the program ends here if a thread (a long prompt at the tokenizer) would hold up its end."""
+    deadline = time.monotonic() + LAST_WORK_S
+    others = [
+        each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()
+    ]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if not any(thread.is_alive() for thread in others):
+        return code
+    log.warning("ending with work under way in %s", ", ".join(t.name for t in others if t.is_alive()))
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _say_ready(engine: Engine, url: str, seconds: float) -> None:

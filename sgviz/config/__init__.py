@@ -12,7 +12,7 @@ from sgviz.config.engine_groups import (
     ScheduleConfig,
     SimConfig,
 )
-from sgviz.config.server_groups import ObserveConfig, ServeConfig
+from sgviz.config.server_groups import HttpConfig, ObserveConfig, ServeConfig
 from sgviz.config.settings import Settings
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "CacheConfig",
     "GrammarConfig",
+    "HttpConfig",
     "ModelConfig",
     "ObserveConfig",
     "ScheduleConfig",

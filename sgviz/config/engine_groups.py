@@ -28,12 +28,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_path: Annotated[
         str | None, field_meta("Folder of the tokenizer, if not the model's.", "SGLang")
     ] = None
+    weight_version: Annotated[
+        str, field_meta("Name of the weights in answers, until others are loaded.", "SGLang")
+    ] = "default"
     served_model_name: Annotated[
         str | None, field_meta("Name clients see and ask for; default: the model path.", "SGLang")
     ] = None
     chat_template: Annotated[
         str | None, field_meta("File with a Jinja chat template that replaces the model's own.", "SGLang")
     ] = None
+    is_embedding: Annotated[
+        bool,
+        field_meta(
+            "Vectors only: generating endpoints are refused. An encoder (BERT) implies it; without it a generating "
+            "model gives vectors too.",
+            "SGLang",
+        ),
+    ] = False
+    pooling: Annotated[
+        Literal["auto", "last", "mean", "cls"],
+        field_meta(
+            "Which hidden states make a vector: of the last token, the mean of all, or of the first (cls, encoders "
+            "only); auto: as the folder's 1_Pooling/config.json says, else last, and cls for an encoder.",
+            "ours; SGLang takes it from the architecture",
+        ),
+    ] = "auto"
     context_length: Annotated[
         Annotated[int, Meta(ge=8)] | None,
         field_meta("Positions a request may use; default: the model's.", "SGLang"),
@@ -67,6 +86,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     random_seed: Annotated[
         int, field_meta("Seed for requests that bring none.", "SGLang draws one; ours is fixed")
     ] = 42
+    custom_logit_processors: Annotated[
+        str | None,
+        field_meta(
+            "Logit processors that requests may name, comma separated: name=module:Class or name=file.py:Class.",
+            "ours; SGLang: code in requests",
+        ),
+    ] = None
     mock_step_ms: Annotated[
         float, field_meta("Duration of one forward of the mock device in milliseconds.", "ours", ge=0.0)
     ] = 0.0
@@ -105,7 +131,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV memory."""
 
     max_total_tokens: Annotated[
-        Annotated[int, Meta(ge=16)] | None,
+        Annotated[int, Meta(ge=16, le=2**31 - 1)] | None,
         field_meta("KV slots of the pool; default: what 1 GiB (CPU) or the GPU's fraction holds.", "ours"),
     ] = None
     mem_fraction_static: Annotated[
@@ -167,6 +193,45 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         field_meta("Requests that may wait; one more is answered with 503.", "SGLang"),
     ] = None
+    enable_priority_scheduling: Annotated[
+        bool,
+        field_meta(
+            "Order the queue by the requests' `priority`, then by the policy: fcfs, lof or one of your own.",
+            "SGLang",
+        ),
+    ] = False
+    schedule_low_priority_values_first: Annotated[
+        bool, field_meta("Priority 1 goes before priority 2 (default: 2 before 1).", "SGLang")
+    ] = False
+    default_priority_value: Annotated[
+        Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None,
+        field_meta("Priority of requests that bring none; default: behind all others.", "SGLang"),
+    ] = None
+    abort_on_priority_when_disabled: Annotated[
+        bool,
+        field_meta(
+            "Answer a request that brings a priority with 503 where priority scheduling is off.", "SGLang"
+        ),
+    ] = False
+    disable_priority_preemption: Annotated[
+        bool, field_meta("Never send a running request back to the queue for one that waits.", "SGLang")
+    ] = False
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        field_meta(
+            "A waiting request can preempt running ones whose priority is worse by more than this.",
+            "SGLang",
+            ge=0,
+        ),
+    ] = 10
+    retraction_policy: Annotated[
+        Literal["length", "priority"],
+        field_meta(
+            "Who goes first when memory runs out: fewest output tokens, or (where priorities count) lowest priority "
+            "and then that.",
+            "SGLang",
+        ),
+    ] = "length"
     enable_mixed_chunk: Annotated[
         bool, field_meta("Let decoding requests ride along with a prompt chunk.", "SGLang")
     ] = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from sgviz.config.field import field_meta
 
@@ -59,11 +60,97 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
 
 
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the HTTP server, browsers' access to it, and TLS."""
+
+    max_body_mb: Annotated[
+        float, field_meta("Largest request body in MiB; a longer one is answered with 413.", "ours", gt=0.0)
+    ] = 64.0
+    read_timeout: Annotated[
+        float,
+        field_meta(
+            "Seconds a client may take to send a request's head, and between two pieces of its body (408).",
+            "ours",
+            gt=0.0,
+        ),
+    ] = 30.0
+    timeout_keep_alive: Annotated[
+        float,
+        field_meta(
+            "Seconds an idle connection is kept open.",
+            "SGLang: SGLANG_TIMEOUT_KEEP_ALIVE, 5; ours 60",
+            gt=0.0,
+        ),
+    ] = 60.0
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0.0)] | None,
+        field_meta(
+            "Seconds from a request's arrival after which it ends with 503, waiting or running; default: never.",
+            "SGLang: SGLANG_REQ_WAITING_TIMEOUT and SGLANG_REQ_RUNNING_TIMEOUT",
+        ),
+    ] = None
+    health_timeout: Annotated[
+        float,
+        field_meta(
+            "Seconds within which every component must be heard for /health to be good.",
+            "SGLang: SGLANG_HEALTH_CHECK_TIMEOUT",
+            gt=0.0,
+        ),
+    ] = 20.0
+    cors_origins: Annotated[
+        str | None,
+        field_meta(
+            "Origins of web pages that may call the server, separated by commas, or *; default: its own only.",
+            "SGLang: all",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[str | None, field_meta("Private key (PEM) for https.", "SGLang")] = None
+    ssl_certfile: Annotated[
+        str | None, field_meta("Certificate (PEM) for https, with those that vouch for it.", "SGLang")
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        field_meta(
+            "Certificates (PEM) by one of which clients must be vouched for; default: any client.", "SGLang"
+        ),
+    ] = None
+    ssl_keyfile_password: Annotated[str | None, field_meta("Password of the private key.", "SGLang")] = None
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The entries of `cors_origins`, one by one."""
+        return tuple(
+            dict.fromkeys(part for each in (self.cors_origins or "").split(",") if (part := each.strip()))
+        )
+
+
 class ObserveConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Events."""
+    """Events and logs."""
 
     disable_events: Annotated[bool, field_meta("Emit no events.", "ours")] = False
     event_capacity: Annotated[int, field_meta("Newest events kept in memory.", "ours", ge=1000)] = 200_000
+    log_requests: Annotated[
+        bool, field_meta("Log a line when a request comes, and one when it ends.", "SGLang")
+    ] = False
+    log_requests_level: Annotated[
+        int,
+        field_meta(
+            "What they tell: 0 counts and reasons, 1 also sampling parameters, 2 texts and ids in part, 3 whole.",
+            "SGLang",
+            ge=0,
+            le=3,
+        ),
+    ] = 2
+    log_requests_format: Annotated[
+        Literal["text", "json"], field_meta("How these lines are written.", "SGLang")
+    ] = "text"
+    crash_dump_folder: Annotated[
+        str | None,
+        field_meta(
+            "Folder for the last events and the live requests (.sgv and .json) when the engine dies; default: no dump.",
+            "SGLang",
+        ),
+    ] = None
     record: Annotated[str | None, field_meta("File (.sgv) to write all events to.", "ours")] = None
     tokenizer_metrics_custom_labels_header: Annotated[
         str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,10 +21,13 @@ from sgviz.config.engine_groups import (
     ScheduleConfig,
     SimConfig,
 )
-from sgviz.config.server_groups import ObserveConfig, ServeConfig
+from sgviz.config.named_processors import named_processors
+from sgviz.config.server_groups import HttpConfig, ObserveConfig, ServeConfig
 from sgviz.errors import ConfigError, suggest
 
 LABEL = re.compile(r"(?!__)[A-Za-z_]\w*", re.ASCII)
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+PRIORITY_POLICIES = ("fcfs", "lof")  # the others sort by what the cache holds, or not at all
 TAKEN_LABELS = (
     "model_name",
     "engine_type",
@@ -42,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleConfig = ScheduleConfig()
     grammar: GrammarConfig = GrammarConfig()
     serve: ServeConfig = ServeConfig()
+    http: HttpConfig = HttpConfig()
     observe: ObserveConfig = ObserveConfig()
 
     def flat(self) -> dict[str, str | int | float | bool | None]:
@@ -50,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def public(self) -> dict[str, str | int | float | bool | None]:
         """`flat` without secrets, for `/server_info` and recordings."""
-        secret = ("api_key", "admin_api_key")
+        secret = ("api_key", "admin_api_key", "ssl_keyfile_password")
         return {key: ("***" if key in secret and value else value) for key, value in self.flat().items()}
 
     @property
@@ -82,7 +87,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "setting chunked_prefill_size = 0: it must be at least 1, or -1 to never cut a prompt",
                 param="chunked_prefill_size",
             )
+        _check_priorities(self.schedule)
         _check_pattern(self.grammar)
+        named_processors(self.model.custom_logit_processors)
+        _check_http(self.http)
         for name in self.observe.allowed_labels:
             if not LABEL.fullmatch(name) or name in TAKEN_LABELS:
                 raise ConfigError(
@@ -97,6 +105,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+def _check_priorities(schedule: ScheduleConfig) -> None:
+    policy = schedule.schedule_policy
+    if schedule.enable_priority_scheduling and policy not in PRIORITY_POLICIES and ":" not in policy:
+        raise ConfigError(
+            f"setting schedule_policy = {policy!r}: with enable_priority_scheduling it must be one of "
+            f"{', '.join(PRIORITY_POLICIES)}, or a class of your own",
+            param="schedule_policy",
+        )
+
+
 def _check_pattern(grammar: GrammarConfig) -> None:
     name, pattern = "constrained_json_whitespace_pattern", grammar.constrained_json_whitespace_pattern
     if pattern is not None and grammar.grammar_backend != "none":
@@ -104,6 +122,25 @@ def _check_pattern(grammar: GrammarConfig) -> None:
 
         if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
             raise ConfigError(f"setting {name} = {pattern!r}: {' '.join(error.split())}", param=name)
+
+
+def _check_http(http: HttpConfig) -> None:
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        path = getattr(http, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"setting {name} = {path!r}: there is no such file", param=name)
+    for given, other in (("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")):
+        if getattr(http, given) is not None and getattr(http, other) is None:
+            raise ConfigError(f"setting {given} goes with {other}, which is not given", param=other)
+    for name in ("ssl_ca_certs", "ssl_keyfile_password"):
+        if getattr(http, name) is not None and http.ssl_keyfile is None:
+            raise ConfigError(f"setting {name} has no use without ssl_keyfile and ssl_certfile", param=name)
+    for origin in http.origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"setting cors_origins: {origin!r} is no origin; one is scheme://host or scheme://host:port, or *",
+                param="cors_origins",
+            )
 
 
 class _Homes(dict[str, str]):

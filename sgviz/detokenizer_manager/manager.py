@@ -1,8 +1,8 @@
 """DetokenizerManager: BatchTokenIDOutput in, BatchStrOutput out, one generator loop between.
 
-Mirrors SGLang's DetokenizerManager. What is simplified: one detokenizer, no embeddings, no tokens of
-tool calls that survive trimming. A fault in one request ends that request (abort, status 500), never
-the loop. Imports: scheduler (the names of the stops), messages, channel, events.
+Mirrors SGLang's DetokenizerManager; a BatchEmbeddingOutput has no text and is passed on. What is simplified: one
+detokenizer, no tokens of tool calls that survive trimming. A fault in one request ends that request (abort, status
+500), never the loop. Imports: scheduler (the names of the stops), messages, channel, events.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sgviz.events.clock import Clock
 from sgviz.events.schema import TextEmitted
 from sgviz.events.tracer import QUIET_MS, Tracer
 from sgviz.messages import (
+    BatchEmbeddingOutput,
     BatchStrOutput,
     BatchTokenIDOutput,
     ConfigureTraceReq,
@@ -106,15 +107,32 @@ class DetokenizerManager:
         if self._trace.on:
             self._trace.tell_cost()
 
-    def handle(self, message: BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq) -> None:
+    def handle(
+        self,
+        message: BatchTokenIDOutput | BatchEmbeddingOutput | GetInternalStateReqOutput | ConfigureTraceReq,
+    ) -> None:
         """Do what one message asks for."""
         if isinstance(message, ConfigureTraceReq):
             self._trace.on = message.on
         elif isinstance(message, GetInternalStateReqOutput):
             message.state["num_detokenizer_reqs"] = len(self.decode_status)
             self._sender.send(message)
+        elif isinstance(message, BatchEmbeddingOutput):
+            self._sender.send(self._stamped(message))
         else:
             self._sender.send(self.detokenize(message))
+
+    def _stamped(self, batch: BatchEmbeddingOutput) -> BatchEmbeddingOutput:
+        """Vectors have no text: passed on, with the time."""
+        now, size = self._clock.now(), len(batch.rids)
+        for stats in batch.time_stats:
+            stats.detokenized = now
+        if self._trace.on:
+            nothing = (0,) * size
+            self._trace.emit(
+                TextEmitted(rids=tuple(batch.rids), chars=nothing, held=nothing, finished=(True,) * size)
+            )
+        return batch
 
     def detokenize(self, batch: BatchTokenIDOutput) -> BatchStrOutput:
         """The text of every request of `batch`, in its order; finished requests are forgotten."""
@@ -207,5 +225,9 @@ def _as_text(batch: BatchTokenIDOutput, pieces: list[_Piece]) -> BatchStrOutput:
         time_stats=batch.time_stats,
         output_token_logprobs=batch.output_token_logprobs,
         output_top_logprobs=batch.output_top_logprobs,
+        output_token_ids_logprobs=batch.output_token_ids_logprobs,
+        input_token_logprobs=batch.input_token_logprobs,
+        input_top_logprobs=batch.input_top_logprobs,
+        input_token_ids_logprobs=batch.input_token_ids_logprobs,
         output_strs=[piece.text for piece in pieces],
     )

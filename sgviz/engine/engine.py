@@ -21,13 +21,15 @@ from sgviz.debugger import Debugger, EngineLink
 from sgviz.debugger.debugger import TIMEOUT_S
 from sgviz.engine.chat import ChatReply, chat_body
 from sgviz.engine.http_face import HttpFace, Message, Server
-from sgviz.engine.native import END, PythonCalls, native_request
+from sgviz.engine.native import END, PythonCalls, embedding_request, native_request
 from sgviz.engine.newest import Newest
 from sgviz.errors import ConfigError, Unavailable
 from sgviz.launch.components import tell_started
+from sgviz.launch.live_recording import recording_of
 from sgviz.launch.pipeline import Pipeline
 from sgviz.messages.debug import LEASE_S
-from sgviz.recording import ClockAnchor, Header, Recording
+from sgviz.messages.flow import Load, PauseMode
+from sgviz.recording import Recording
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.user_policy import check_policy
 from sgviz.tokenizer_manager import Output
@@ -114,7 +116,9 @@ class Engine:
         Args:
             prompt: text or texts; or `input_ids`.
             sampling_params: as in `/generate`; a list gives each prompt its own.
-            options: rid, return_logprob, top_logprobs_num, extra_key.
+            options: rid, extra_key; return_logprob with top_logprobs_num, token_ids_logprob, logprob_start_len
+                (-1: none of the prompt) and return_text_in_logprobs; custom_logit_processor, a name; priority;
+                session_params, of a turn (see `open_session`).
         """
         return self._call(self.async_generate(prompt, sampling_params, input_ids=input_ids, **options))
 
@@ -124,6 +128,18 @@ class Engine:
         """`generate` for a running loop (any loop)."""
         obj = native_request(prompt, sampling_params, stream=False, **options)
         return await self._in_engine(self._calls.whole(obj))
+
+    def encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        """Vectors of length 1, SGLang-shaped: `{"embedding", "meta_info"}` for a prompt, a list for a list.
+
+        Args:
+            options: input_ids in place of `prompt`; rid, dimensions, extra_key.
+        """
+        return self._call(self.async_encode(prompt, **options))
+
+    async def async_encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        """`encode` for a running loop (any loop)."""
+        return await self._in_engine(self._calls.whole(embedding_request(prompt, **options)))
 
     async def stream(
         self, prompt: str | list[str] | None = None, sampling_params: Any = None, **options: Any
@@ -169,6 +185,31 @@ class Engine:
         finally:
             future.cancel()
 
+    def open_session(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        *,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """Open a session and return its id; `session_params={"id": ..., "rid": ...}` of `generate` makes a turn of it.
+
+        Args:
+            capacity_of_str_len: characters that the prompt of a turn may have, its context included.
+            streaming: each turn goes on from the one before, and no `rid` is given.
+            timeout: seconds without a turn after which it closes by itself; None: when the engine closes.
+
+        Raises:
+            BadRequest: a session of that name is open, or a value is not allowed.
+        """
+        desk = self.pipeline.manager.sessions
+        return self._call(desk.open(capacity_of_str_len, session_id, streaming=streaming, timeout=timeout))
+
+    def close_session(self, session_id: str) -> None:
+        """Forget a session and end its turns. Raises BadRequest if none of that name is open."""
+        self._call(self.pipeline.manager.sessions.close(session_id))
+
     def abort(self, rid: str) -> None:
         """End exactly the request `rid`; unknown rids are ignored."""
 
@@ -180,6 +221,41 @@ class Engine:
     def flush_cache(self) -> bool:
         """Empty the prefix cache; False if requests are under way."""
         return self._call(self.pipeline.manager.flush_cache()).success
+
+    def pause_generation(self, mode: PauseMode = "abort") -> int:
+        """Let no new request begin; returns how many are held. See `ControlDesk.pause_generation` for the modes."""
+        return self._call(self.pipeline.manager.control.pause_generation(mode))
+
+    def continue_generation(self) -> None:
+        """End a pause: what was held goes on as if nothing had been."""
+        self._call(self.pipeline.manager.control.continue_generation())
+
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str | None = None, **options: Any
+    ) -> str:
+        """Run with other weights of the same model; returns what was done. BadRequest if they cannot be: the old go on.
+
+        `options`: flush_cache (True), abort_all_requests (False), weight_version (stays).
+        """
+        control = self.pipeline.manager.control
+        return self._call(control.update_weights_from_disk(model_path, load_format, **options)).message
+
+    def start_profile(
+        self, output_dir: str | None = None, num_steps: int | None = None, **options: Any
+    ) -> str:
+        """Let torch's profiler watch the scheduler; returns where its Chrome trace will be. BadRequest if one does.
+
+        `options`: activities (all there are), with_stack, record_shapes (False), profile_id (the time).
+        """
+        return self._call(self.pipeline.manager.control.start_profile(output_dir, num_steps, **options))
+
+    def stop_profile(self) -> str:
+        """End the profile; returns where its trace is. BadRequest if there is none."""
+        return self._call(self.pipeline.manager.control.stop_profile())
+
+    def get_load(self) -> Load:
+        """How busy the scheduler is."""
+        return self._call(self.pipeline.manager.control.get_load())
 
     def internal_state(self) -> dict[str, Any]:
         """The scheduler's own account: queues, memory, limits."""
@@ -302,15 +378,7 @@ def settings_of(given: Mapping[str, object]) -> Settings:
 
 
 def _recording_of(pipeline: Pipeline) -> Recording:
-    ring = pipeline.ring
-    anchors = tuple(
-        ClockAnchor(component=i.component, pid=i.pid, unix_ns=i.unix_ns, monotonic_ns=i.monotonic_ns)
-        for i in pipeline.infos.values()
-    )
-    header = Header(settings=pipeline.settings.public(), anchors=anchors)
-    return Recording.live(
-        ring.snapshot, header, total=lambda: ring.total, dropped=lambda: ring.dropped, since=ring.since
-    )
+    return recording_of(pipeline.ring, pipeline.header())
 
 
 def _stop_soon(pipeline: Pipeline, http: HttpFace) -> None:

@@ -68,7 +68,8 @@ class HttpFace:
         """Open a port. StartupError if it is taken."""
         serve = self._settings.serve
         app = create_app(self._context())
-        handle = await ServerHandle.start(app, host or serve.host, serve.port if port is None else port)
+        port = serve.port if port is None else port
+        handle = await ServerHandle.start(app, host or serve.host, port, self._settings.http)
         self._servers.append(handle)
         return Server(self._pipeline, handle)
 
@@ -118,6 +119,9 @@ class HttpFace:
             default_include_usage=serve.stream_response_default_include_usage,
             tool_call_parser=serve.tool_call_parser,
             reasoning_parser=serve.reasoning_parser,
+            health_timeout=self._settings.http.health_timeout,
+            http=self._settings.http,
+            request_log=pipeline.request_log,
             custom_labels=CustomLabels(
                 header=observe.tokenizer_metrics_custom_labels_header, allowed=observe.allowed_labels
             ),
@@ -145,6 +149,8 @@ class HttpFace:
             eos_token_ids=info.eos_token_ids,
             version=__version__,
             default_sampling=_default_sampling(self._pipeline),
+            is_generation=info.is_generation,
+            embedding=info.embedding,
         )
 
 

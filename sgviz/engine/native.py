@@ -14,16 +14,30 @@ from typing import Any
 from sgviz.errors import BadRequest, SgvizError, suggest
 from sgviz.events import Tracer
 from sgviz.events.schema import ResponseFinished
-from sgviz.messages import GenerateReqInput, SamplingParams
+from sgviz.messages import EmbeddingReqInput, GenerateReqInput, SamplingParams
 from sgviz.messages.generate import new_rid, prompt_rids
 from sgviz.messages.rids import check_rid
 from sgviz.messages.sampling import DEFAULT_NEW_TOKENS
+from sgviz.messages.session import session_params_of
 from sgviz.serving.arrivals import Arrival, tell_converted, tell_received, text_chars
 from sgviz.serving.sampling import native_sampling
 from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
 
-OPTIONS = ("rid", "return_logprob", "top_logprobs_num", "extra_key", "return_text_in_logprobs")
-PATH = "Engine.generate"
+OPTIONS = (
+    "rid",
+    "return_logprob",
+    "top_logprobs_num",
+    "logprob_start_len",
+    "token_ids_logprob",
+    "return_text_in_logprobs",
+    "extra_key",
+    "custom_logit_processor",
+    "require_reasoning",
+    "priority",
+    "session_params",
+)
+PATH, ENCODE_PATH = "Engine.generate", "Engine.encode"
+ENCODE_OPTIONS = ("rid", "dimensions", "extra_key")
 CALLER_GONE = 499
 MAX_SHOWN = 80
 END = object()  # the last thing that `pump` puts
@@ -61,6 +75,7 @@ def native_request(
     else:
         params = native_sampling(sampling_params or {})
     _check_prompt(prompt, input_ids)
+    options["session_params"] = session_params_of(options.get("session_params"))
     obj = GenerateReqInput(
         text=prompt,
         input_ids=input_ids,
@@ -69,6 +84,23 @@ def native_request(
         default_new_tokens=DEFAULT_NEW_TOKENS,
         **options,
     )
+    obj.rid = _settle_rid(obj)
+    return obj
+
+
+def embedding_request(
+    prompt: str | list[str] | None, *, input_ids: list[int] | list[list[int]] | None = None, **options: Any
+) -> EmbeddingReqInput:
+    """An EmbeddingReqInput from the arguments of `Engine.encode`. Raises BadRequest as `native_request` does."""
+    unknown = next((name for name in options if name not in ENCODE_OPTIONS), None)
+    if unknown is not None:
+        hint = suggest(unknown, ENCODE_OPTIONS)
+        raise BadRequest(
+            f"encode: unknown option {unknown!r}{hint}; allowed are {', '.join(ENCODE_OPTIONS)}",
+            param=unknown,
+        )
+    _check_prompt(prompt, input_ids)
+    obj = EmbeddingReqInput(text=prompt, input_ids=input_ids, **options)
     obj.rid = _settle_rid(obj)
     return obj
 
@@ -130,8 +162,8 @@ class PythonCalls:
         rids = prompt_rids(obj.rid, None if obj.is_single else len(obj.prompts))
         obj.received_ns = self._trace.clock.now()
         arrival = Arrival(
-            type="GenerateReqInput",
-            path=PATH,
+            type=type(obj).__name__,
+            path=ENCODE_PATH if isinstance(obj, EmbeddingReqInput) else PATH,
             stream=obj.stream,
             model=self._model,
             chars=text_chars(obj.prompts),

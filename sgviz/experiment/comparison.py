@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -27,6 +28,10 @@ SHOWN = (
     "median_itl_ms", "p99_itl_ms", "median_tpot_ms", "median_e2e_latency_ms", "p99_e2e_latency_ms", "iterations",
     "dropped_events",
 )  # fmt: skip
+UNITS = MappingProxyType({  # of the rows whose names do not end with theirs
+    "completed": "requests", "duration": "s", "request_throughput": "requests/s", "output_throughput": "tokens/s",
+    "iterations": "turns of the loop", "dropped_events": "events", "hidden_share": "of 1", "device_idle_share": "of 1",
+})  # fmt: skip
 ACCOUNT_SHOWN = (
     "host_hidden_s", "host_exposed_s", "device_busy_s", "device_idle_s", "hidden_share", "device_idle_share",
 )  # fmt: skip
@@ -208,8 +213,8 @@ class Comparison:
 
     def summary(self) -> str:
         """The tables in short, as text."""
-        table, spread = self.table[list(SHOWN)].T, self.spread["output_throughput"].max()
-        account = self.overlap_account[list(ACCOUNT_SHOWN)].T
+        table, account = self._shown()
+        spread = self.spread["output_throughput"].max()
         same = self.requests["same_output"]
         equal = f"{int(same.sum())} of {len(same)} requests have the same output ids in every run"
         noise = (
@@ -228,9 +233,9 @@ class Comparison:
         return f"<Comparison {' vs '.join(self.names)}: {len(self.workload.requests)} requests, {self.repeats} repeats>"
 
     def _repr_html_(self) -> str:
-        table = self.table[list(SHOWN)].T.to_html(float_format="{:,.2f}".format)
-        account = self.overlap_account[list(ACCOUNT_SHOWN)].T.to_html(float_format="{:,.3f}".format)
-        return f"{table}{account}<p><small>{self.source_line()}</small></p>"
+        table, account = self._shown()
+        html = table.to_html(float_format="{:,.2f}".format), account.to_html(float_format="{:,.3f}".format)
+        return f"{html[0]}{html[1]}<p><small>{self.source_line()}</small></p>"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `NAME-REPEAT.sgv` for each run, `table.csv`, `requests.csv`, `overlap_account.csv`, `workload.json`."""
@@ -245,6 +250,11 @@ class Comparison:
 
     # ------------------------------------------------------------ inside
 
+    def _shown(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The two tables for a reader: a column a name, a row a measure with its unit."""
+        table, account = self.table[list(SHOWN)].T, self.overlap_account[list(ACCOUNT_SHOWN)].T
+        return table.rename(index=_with_unit), account.rename(index=_with_unit)
+
     def _rows(
         self, numbers: Sequence[dict[str, Number]] | Sequence[dict[str, float | int | str]]
     ) -> pd.DataFrame:
@@ -256,6 +266,10 @@ class Comparison:
     def _over_repeats(self, rows: pd.DataFrame, reduce: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
         found = {name: reduce(rows.xs(name, level="run")) for name in self.names}
         return pd.DataFrame(found).T.rename_axis("run")
+
+
+def _with_unit(name: str) -> str:
+    return f"{name} ({UNITS[name]})" if name in UNITS else name
 
 
 def _certainty(row: pd.Series, repeats: int) -> str:

@@ -1,4 +1,4 @@
-"""The JSON schema that an answer is put under when a call is required: an array of calls.
+"""The JSON schemas of calls: of one, and of the array that an answer is put under when a call is required.
 
 Mirrors SGLang's get_json_schema_constraint. Each function's schema stands under its name in `$defs`, with
 its own references rewritten, so that two functions may use one name for different things.
@@ -21,9 +21,19 @@ class ToolSpec(msgspec.Struct, frozen=True):
     name: str
     parameters: Schema | None = None
 
+    @property
+    def schema(self) -> Schema:
+        """The schema of its arguments."""
+        return self.parameters or {"type": "object"}
 
-def calls_schema(tools: Sequence[ToolSpec], *, several: bool) -> dict[str, Any]:
-    """`[{"name": ..., "parameters": {...}}, ...]` with at least one call of one of `tools`; `several`: or more.
+
+def call_schema(tools: Sequence[ToolSpec], key: str) -> dict[str, Any]:
+    """`{"name": ..., key: {...}}`, a call of one of `tools`. Raises as `calls_schema`."""
+    return {"anyOf": [_call(tool, key) for tool in tools], "$defs": _definitions(tools)}
+
+
+def calls_schema(tools: Sequence[ToolSpec], *, several: bool, key: str = "parameters") -> dict[str, Any]:
+    """`[{"name": ..., key: {...}}, ...]` with at least one call of one of `tools`; `several`: or more.
 
     Raises:
         RecursionError: a schema is nested too deeply.
@@ -31,19 +41,23 @@ def calls_schema(tools: Sequence[ToolSpec], *, several: bool) -> dict[str, Any]:
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": [_call(tool) for tool in tools]},
-        "$defs": {tool.name: _moved(tool.parameters or {"type": "object"}, tool.name) for tool in tools},
+        "items": {"anyOf": [_call(tool, key) for tool in tools]},
+        "$defs": _definitions(tools),
     }
     if not several:
         schema["maxItems"] = 1
     return schema
 
 
-def _call(tool: ToolSpec) -> dict[str, Any]:
+def _definitions(tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    return {tool.name: _moved(tool.schema, tool.name) for tool in tools}
+
+
+def _call(tool: ToolSpec, key: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/{tool.name}"}},
-        "required": ["name", "parameters"],
+        "properties": {"name": {"const": tool.name}, key: {"$ref": f"#/$defs/{tool.name}"}},
+        "required": ["name", key],
         "additionalProperties": False,
     }
 

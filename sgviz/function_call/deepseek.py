@@ -6,10 +6,13 @@ Mirrors SGLang's DeepSeekV3Detector and DeepSeekV31Detector (no fence, the name 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
+from sgviz.function_call.constraint import ToolSpec
 from sgviz.function_call.cursor import Markers
 from sgviz.function_call.detector import FormatDetector, State
+from sgviz.function_call.structure import Format, free_text_with, json_of, repeated, tag
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -17,9 +20,33 @@ SEPARATOR = "<｜tool▁sep｜>"
 FENCE = "```"
 
 
+def _calls(calls: Sequence[Format], separator: str, *, several: bool) -> Format:
+    """Calls between the markers of all of them."""
+    together = tag(CALLS_BEGIN, repeated(calls, separator, several=several), CALLS_END)
+    return free_text_with([together], trigger=CALLS_BEGIN, opens=(CALLS_BEGIN, CALL_BEGIN), several=several)
+
+
+def _structure_v3(tools: Sequence[ToolSpec], *, several: bool) -> Format:
+    calls = [
+        tag(
+            f"{CALL_BEGIN}function{SEPARATOR}{tool.name}\n{FENCE}json\n",
+            json_of(tool.schema),
+            f"\n{FENCE}{CALL_END}",
+        )
+        for tool in tools
+    ]
+    return _calls(calls, "\n", several=several)
+
+
+def _structure_v31(tools: Sequence[ToolSpec], *, several: bool) -> Format:
+    calls = [tag(f"{CALL_BEGIN}{tool.name}{SEPARATOR}", json_of(tool.schema), CALL_END) for tool in tools]
+    return _calls(calls, "", several=several)
+
+
 class DeepSeekV3Detector(FormatDetector):
     markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
     opens = Markers(CALLS_BEGIN, CALL_BEGIN)
+    structure = staticmethod(_structure_v3)
     head: ClassVar[re.Pattern[str]] = re.compile(
         rf"\s*(?:function)?\s*{SEPARATOR}\s*([\w.-]+)\s*(?:{FENCE}(?:json)?)?\s*"
     )
@@ -50,4 +77,5 @@ class DeepSeekV3Detector(FormatDetector):
 
 
 class DeepSeekV31Detector(DeepSeekV3Detector):
+    structure = staticmethod(_structure_v31)
     head = re.compile(rf"\s*([\w.-]+)\s*{SEPARATOR}\s*")

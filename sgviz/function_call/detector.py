@@ -16,6 +16,7 @@ from typing import ClassVar
 from sgviz.function_call.cursor import Cursor, Markers, Spaces
 from sgviz.function_call.json_call import Brackets, JsonCall, Step
 from sgviz.function_call.pieces import CallArguments, CallStart, Content, Piece, merged
+from sgviz.function_call.structure import Structure
 
 HEAD_LIMIT = 256  # characters between a marker and the arguments where a name stands there
 State = Callable[[], bool]
@@ -26,6 +27,8 @@ class FormatDetector(ABC):
 
     Attributes:
         markers: texts of the format that a tokenizer may hold as special tokens.
+        opens: texts behind which a call may come.
+        structure: its calls as a structural tag, for strict tools; None: a grammar cannot hold it to them.
 
     Args:
         names: the functions there are.
@@ -33,6 +36,7 @@ class FormatDetector(ABC):
 
     markers: ClassVar[tuple[str, ...]]
     opens: ClassVar[Markers]
+    structure: ClassVar[Structure | None] = None
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names

@@ -6,17 +6,25 @@ white space is free, so one machine reads both. Imports: function_call.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
+from sgviz.function_call.constraint import ToolSpec
 from sgviz.function_call.cursor import Markers
 from sgviz.function_call.detector import FormatDetector, State
+from sgviz.function_call.structure import Format, call_of, free_text_with, tag
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _structure(tools: Sequence[ToolSpec], *, several: bool) -> Format:
+    calls = [tag(f"{OPEN}\n", call_of(tools, "arguments"), f"\n{CLOSE}")]
+    return free_text_with(calls, trigger=OPEN, opens=(OPEN,), several=several)
 
 
 class HermesDetector(FormatDetector):
     markers = (OPEN, CLOSE)
     opens = Markers(OPEN, CLOSE)
+    structure = staticmethod(_structure)
 
     def __init__(self, names: Container[str]) -> None:
         super().__init__(names)

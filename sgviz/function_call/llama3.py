@@ -7,20 +7,30 @@ Imports: function_call.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
+from sgviz.function_call.constraint import ToolSpec
 from sgviz.function_call.cursor import Markers
 from sgviz.function_call.detector import State
 from sgviz.function_call.python_detector import PythonDetector
 from sgviz.function_call.python_literal import call_in_dict
+from sgviz.function_call.structure import Format, call_of, free_text_with, repeated, tag
 
 TAG = "<|python_tag|>"
 _BRACE = re.compile(r"\{(\s{0,64})")
 
 
+def _structure(tools: Sequence[ToolSpec], *, several: bool) -> Format:
+    """Calls end the answer: what came behind one might be taken for another."""
+    calls = repeated([tag("", call_of(tools, "parameters"), "")], "; ", several=several)
+    marked = free_text_with([tag(TAG, calls, "")], trigger=TAG, opens=(TAG,), several=False)
+    return {"type": "or", "elements": [calls, {**marked, "starts_not_with": ["{"]}]}
+
+
 class Llama3Detector(PythonDetector):
     markers = (TAG,)
     opens = Markers(TAG)
+    structure = staticmethod(_structure)
 
     def __init__(self, names: Container[str]) -> None:
         super().__init__(names, call_in_dict)

@@ -5,11 +5,20 @@ Mirrors SGLang's BaseGrammarBackend. Imports: batch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sgviz.batch.grammar import Grammar
 
-Key = tuple[str, str]  # the field of SamplingParams, and its text
+
+class Key(NamedTuple):
+    """What is compiled: the field of SamplingParams, and its text.
+
+    `thoughts`: the answer begins inside of thoughts, behind which the grammar holds; None: it may begin with thoughts.
+    """
+
+    kind: str
+    text: str
+    thoughts: bool | None = False
 
 
 class CompiledGrammar(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
 MOST_TOKENS = 1 << 32  # the library counts in 32 bits
 MOST_OF_A_MESSAGE = 500  # characters
+# what the library says by the name of a state of its own
+MEANINGS = MappingProxyType(
+    {
+        "NoExtensionBias": "no text fits it: it lets nothing through, or refers to nothing but itself",
+        "NoExtension": "no text fits it",
+        "LexerTooComplex": "its texts are too complex to be told apart",
+        "ParserTooComplex": "it can be read in too many ways",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -66,7 +76,7 @@ class LLGuidanceBackend:
         from llguidance import LLMatcher
 
         library = self._library()
-        kind, text = key
+        kind, text, *_ = key
         grammar = self._grammar(kind, text, library.vocabulary)
         matcher = LLMatcher(library.tokenizer, grammar, log_level=0, limits=library.limits)
         error = matcher.get_error()
@@ -173,4 +183,5 @@ class _Words:
 def _first_words(error: str) -> str:
     """The message without the library's account of its state, on one line."""
     words = " ".join(error.split("<state>")[0].replace("<non-verbose/>", "").split())
+    words = MEANINGS.get(words, words)
     return words if len(words) <= MOST_OF_A_MESSAGE else words[: MOST_OF_A_MESSAGE - 3] + "..."

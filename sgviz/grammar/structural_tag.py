@@ -2,6 +2,7 @@
 
 Two shapes, as in SGLang: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and `{"format": ...}`, a
 tree of the formats that xgrammar names. Both become one Lark grammar. Simplified: of the formats those in `FORMATS`.
+Free text takes `excludes`, texts that it must not hold, and `starts_not_with`, texts that it must not begin with.
 Imports: grammar, errors.
 """
 
@@ -90,7 +91,13 @@ class _Rules:
         return self._rule(self._terminal(f"/{pattern}/"))
 
     def any_text(self, format: Json, where: str) -> str:
-        return "TEXT"
+        """Any text, but for what the format says that it is not."""
+        text = "TEXT"
+        if excludes := _strings(format, "excludes", where):
+            text += f" & ~(TEXT ({_any_of(excludes)}) TEXT)"
+        if starts := _strings(format, "starts_not_with", where):
+            text += f" & ~(/\\s*/ ({_any_of(starts)}) TEXT)"
+        return "TEXT" if text == "TEXT" else self._terminal(text)
 
     def sequence(self, format: Json, where: str) -> str:
         parts = _objects(format.get("elements"), f"{where}.elements")
@@ -107,6 +114,7 @@ class _Rules:
     def triggered_tags(self, format: Json, where: str) -> str:
         """Free text and tags by turns; the first characters of a tag are its trigger, and then it must go on."""
         triggers = _texts(format.get("triggers"), f"{where}.triggers")
+        text = self.any_text(format, where)
         options = []
         for place, tag in enumerate(_objects(format.get("tags"), f"{where}.tags")):
             begin = _text(tag, "begin", f"{where}[{place}]")
@@ -117,8 +125,8 @@ class _Rules:
                 )
             rest = literal(begin[len(trigger) :], self._special)
             inside = self._inside(tag, f"{where}[{place}]")
-            options.append(self._rule(f"{self._trigger(trigger)} {rest} {inside}"))
-        return self._repeated(options, format)
+            options.append(self._rule(f"{self._trigger(trigger, text)} {rest} {inside}"))
+        return self._repeated(options, format, text)
 
     def tags_with_separator(self, format: Json, where: str) -> str:
         """Tags with the same text between any two of them."""
@@ -128,33 +136,34 @@ class _Rules:
         several = one if format.get("stop_after_first") else f"{one} ({separator} {one})*"
         return self._rule(several if format.get("at_least_one") else f"({several})?")
 
-    def _repeated(self, options: Sequence[str], format: Json) -> str:
+    def _repeated(self, options: Sequence[str], format: Json, text: str) -> str:
         one = self._rule(" | ".join(options))
         if format.get("stop_after_first"):
-            return self._rule(one if format.get("at_least_one") else f"{one} | TEXT")
-        return self._rule(f"{one} ({one})* TEXT" if format.get("at_least_one") else f"({one})* TEXT")
+            return self._rule(one if format.get("at_least_one") else f"{one} | {text}")
+        return self._rule(f"{one} ({one})* {text}" if format.get("at_least_one") else f"({one})* {text}")
 
     def _inside(self, tag: Json, where: str) -> str:
         """Content and end of a tag. Free text ends with the first end."""
         content, end = tag.get("content"), _text(tag, "end", where)
         if isinstance(content, Mapping) and content.get("type") == "any_text" and end:
+            text = self.any_text(content, f"{where}.content")
             if any(piece in self._special for piece in split_special(end, self._special)):
-                return f"TEXT {literal(end, self._special)}"
-            return self._lazy(end)
+                return f"{text} {literal(end, self._special)}"
+            return self._lazy(text, end)
         return f"{self.of(content, f'{where}.content')} {literal(end, self._special)}"
 
-    def _trigger(self, trigger: str) -> str:
+    def _trigger(self, trigger: str, text: str) -> str:
         """Free text up to the trigger and with it."""
         pieces = list(split_special(trigger, self._special))
         if pieces[0] in self._special:
-            return f"TEXT {literal(trigger, self._special)}"
+            return f"{text} {literal(trigger, self._special)}"
         if len(pieces) > 1:
             raise BadRequest(f"the trigger {trigger!r} may have a special token at its beginning only")
-        return self._lazy(trigger)
+        return self._lazy(text, trigger)
 
-    def _lazy(self, end: str) -> str:
+    def _lazy(self, text: str, end: str) -> str:
         name = self._name("upto")
-        self._lines.append(f"{name}[lazy]: TEXT {json.dumps(end)}")
+        self._lines.append(f"{name}[lazy]: {text} {json.dumps(end)}")
         return name
 
     def _terminal(self, body: str) -> str:
@@ -196,6 +205,15 @@ def _texts(value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise BadRequest(f"{where} must be a list of texts, none of them empty")
     return value
+
+
+def _strings(format: Json, name: str, where: str) -> list[str]:
+    """A list of texts that may be absent."""
+    return [] if format.get(name) is None else _texts(format[name], f"{where}.{name}")
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    return " | ".join(json.dumps(text) for text in texts)
 
 
 def _objects(value: Any, where: str) -> list[Json]:

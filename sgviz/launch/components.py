@@ -22,7 +22,10 @@ from sgviz.grammar import make_compiler
 from sgviz.launch.messages import InitInfo
 from sgviz.launch.watchdog import Progress, Watchdog
 from sgviz.messages import ToDetokenizer, ToScheduler
+from sgviz.messages.flow import StartProfileReqInput
 from sgviz.model.tokenizer import Tokenizer
+from sgviz.reasoning import marks_of
+from sgviz.scheduler.control import Profile
 from sgviz.scheduler.gate import DebugHost, LocalPredicates
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.scheduler import Scheduler
@@ -71,6 +74,7 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
             trace.clock,
             vocab_size=worker.info.vocab_size,
             eos_token_ids=worker.info.eos_token_ids,
+            marks=marks_of(settings.serve.reasoning_parser),
         )
         scheduler = Scheduler(
             settings,
@@ -83,6 +87,7 @@ def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:
             grammars=grammars,
             policy=context.policy,
             debug=_debug_host(context),
+            make_profile=make_profile,
         )
         tell_started(trace, context.mode)
         trace.on = trace.on and settings.serve.skip_server_warmup  # else events begin after the warm-up
@@ -174,6 +179,19 @@ def _debug_host(context: Context) -> DebugHost | None:
     return DebugHost(clock=WallClock(), local=context.predicates)
 
 
+def make_profile(message: StartProfileReqInput) -> Profile:
+    from sgviz.worker.profiler import Profiler  # torch comes with it
+
+    return Profiler(
+        output_dir=message.output_dir,
+        num_steps=message.num_steps,
+        activities=message.activities,
+        with_stack=message.with_stack,
+        record_shapes=message.record_shapes,
+        profile_id=message.profile_id,
+    )
+
+
 def _info(component: str) -> InitInfo:
     unix_ns, monotonic_ns = WallClock.anchor()
     return InitInfo(component=component, pid=os.getpid(), unix_ns=unix_ns, monotonic_ns=monotonic_ns)
@@ -197,5 +215,7 @@ def _scheduler_info(scheduler: Scheduler, load_s: float) -> InitInfo:
         max_req_len=limits.max_req_len,
         max_req_input_len=limits.max_req_input_len,
         max_running_requests=limits.max_running_requests,
+        embedding=info.embedding,
+        is_generation=info.is_generation,
         load_s=load_s,
     )

@@ -1,6 +1,6 @@
 """What parent and child say to each other before the sockets take over: msgpack with a length in front.
 
-Imports: config, channel.
+Imports: config, channel, messages (the embedding spec).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from sgviz.channel import PortArgs
 from sgviz.config import Settings
 from sgviz.errors import StartupError
+from sgviz.messages.embedding import EmbeddingSpec
 
 # at the default 5 ms every small torch operator of the worker's thread would wait for the interpreter lock
 # behind the scheduler's thread
@@ -61,6 +62,8 @@ class InitInfo(msgspec.Struct, kw_only=True, frozen=True):
     max_req_len: int = 0
     max_req_input_len: int = 0
     max_running_requests: int = 0
+    embedding: EmbeddingSpec | None = None
+    is_generation: bool = True
     load_s: float = 0.0
 
 

@@ -7,9 +7,9 @@ Imports: all engine rooms, and `recording` for the file sink (a bridge may).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-import os
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
@@ -22,17 +22,26 @@ import zmq
 
 from sgviz.channel import AsyncReceiver, PortArgs, Sender
 from sgviz.config import Settings
-from sgviz.errors import SgvizError, StartupError, Unavailable
-from sgviz.events import RingSink, Tracer, schema
+from sgviz.config.named_processors import named_processors
+from sgviz.errors import StartupError, Unavailable
+from sgviz.events import RingSink, Tracer
 from sgviz.launch import processes, threads
 from sgviz.launch.components import Context, tell_started
+from sgviz.launch.crash_dump import CrashDump
+from sgviz.launch.ending import end_processes, end_threads
 from sgviz.launch.event_collector import EventCollector
+from sgviz.launch.live_recording import configured_of, header_of
 from sgviz.launch.loop_thread import LoopThread
 from sgviz.launch.messages import BootMessage, InitInfo
 from sgviz.launch.processes import ChildProcess
 from sgviz.launch.templates import Templates
 from sgviz.launch.threads import ChildThread, switch_interval
-from sgviz.messages import ConfigureTraceReq, GenerateReqInput, SamplingParams, ShutdownReq, ToTokenizer
+from sgviz.launch.warm_up import warm_up
+from sgviz.messages import (
+    ConfigureTraceReq,
+    ShutdownReq,
+    ToTokenizer,
+)
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.recording.sink import FileSink
@@ -40,15 +49,16 @@ from sgviz.recording.store import Header
 from sgviz.scheduler.gate import LocalPredicates
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.serving.context import ServerState, ServerStatus
-from sgviz.tokenizer_manager import Limits, TokenizerManager, raise_failure
+from sgviz.serving.server import loop_factory
+from sgviz.tokenizer_manager import Limits, RequestLog, TokenizerManager
+from sgviz.tokenizer_manager.weights import Weights
 
 log = logging.getLogger(__name__)
 
 CHILDREN = ("scheduler", "detokenizer")
-CHILD_STOP_S = 5.0
+CHILD_STOP_S = 5.0  # for all of them together
+LAST_ABORTS_S = 1.0
 CONNECT_TIMEOUT_MS = 10_000
-WARMUP_TOKENS = 4
-WARMUP_TIMEOUT_S = 120.0
 
 
 class Pipeline:
@@ -58,6 +68,7 @@ class Pipeline:
         status: up, stopping or unhealthy; the HTTP layer reads it.
         ring: the newest events of all components.
         dead: set when a component died although nobody asked it to stop.
+        forced: the components that did not leave by themselves at an orderly stop.
     """
 
     def __init__(self, settings: Settings, mode: str, policy: SchedulePolicy | None = None) -> None:
@@ -69,8 +80,12 @@ class Pipeline:
         self._tracers: list[Tracer] = []
         self._stop_lock = threading.Lock()
         self._stopping = self._stopped = False
+        self.forced: list[str] = []
+        self._patience = CHILD_STOP_S
         self._policy = policy
         self.predicates = LocalPredicates()
+        told = settings.observe
+        self.request_log = RequestLog(told.log_requests, told.log_requests_level, told.log_requests_format)
         self._exit = contextlib.ExitStack()  # undoes the start, last first
         try:
             self._start()
@@ -90,6 +105,7 @@ class Pipeline:
         self.tokenizer = Tokenizer.load(self.tokenizer_dir)
         self.templates = Templates(self.tokenizer, self.settings.model.chat_template)
         self._start_file()
+        self._dump = self._crash_dump()
         self._open_sockets()
         self.trace = self.make_tracer("tokenizer_manager")
         self.http_trace = self.make_tracer("http")
@@ -121,7 +137,10 @@ class Pipeline:
             self._exit.callback(collector.stop)
         self._sender = Sender(self.zmq, self.ports.scheduler_input_ipc_name, bind=True)
         self._exit.callback(self._sender.close, int(CHILD_STOP_S * 1000))
-        self.loop = LoopThread()
+        # beside user code (a notebook's own loop, threads) it stays asyncio's own
+        self.loop = LoopThread(
+            new_loop=loop_factory() if self.mode == "processes" else asyncio.new_event_loop
+        )
         self._exit.callback(self.loop.stop)
 
     def _start_file(self) -> None:
@@ -131,6 +150,14 @@ class Pipeline:
         sink = FileSink(path, Header(settings=self.settings.public()))
         self._exit.callback(sink.close)
         self._exit.callback(self.ring.subscribe(sink))
+
+    def _crash_dump(self) -> CrashDump | None:
+        folder = self.settings.observe.crash_dump_folder
+        if folder is None:
+            return None
+        dump = CrashDump(folder, self.ring, self.header)
+        self._exit.callback(dump.join)
+        return dump
 
     def make_tracer(self, component: str) -> Tracer:
         """A tracer into the ring for a component of the main process."""
@@ -148,7 +175,8 @@ class Pipeline:
         return self._start_threads() if self.mode == "threads" else self._start_processes()
 
     def _start_processes(self) -> list[ChildProcess]:
-        children = []
+        children: list[ChildProcess] = []
+        self._exit.callback(self._end_processes, children)
         for component in CHILDREN:
             boot = BootMessage(
                 component=component,
@@ -156,10 +184,7 @@ class Pipeline:
                 ports=self.ports,
                 tokenizer_dir=str(self.tokenizer_dir),
             )
-            child = ChildProcess(boot)
-            self._exit.callback(child.close)
-            self._exit.callback(self._end_process, child)
-            children.append(child)
+            children.append(ChildProcess(boot))
         self.infos = processes.wait_ready(children, self.settings.serve.startup_timeout)
         return children
 
@@ -192,6 +217,9 @@ class Pipeline:
             max_total_num_tokens=info.max_total_num_tokens,
             page_size=self.settings.cache.page_size,
             vocab_size=info.vocab_size,
+            logit_processors=tuple(named_processors(self.settings.model.custom_logit_processors)),
+            embedding=info.embedding,
+            is_generation=info.is_generation,
         )
 
         async def make() -> TokenizerManager:
@@ -205,7 +233,10 @@ class Pipeline:
                 trace=self.trace,
                 limits=limits,
                 clock=self.trace.clock,
+                weights=Weights(self.settings.model.model_path, self.settings.model.weight_version),
                 on_failure=partial(self._on_death, "tokenizer_manager"),
+                request_timeout=self.settings.http.request_timeout,
+                request_log=self.request_log,
             )
             manager.start()
             return manager
@@ -220,46 +251,24 @@ class Pipeline:
             return
         for trace in (self.http_trace, self.trace):
             tell_started(trace, self.mode)
-        info = self.infos["scheduler"]
-        self.trace.emit(
-            schema.EngineConfigured(
-                settings=self.settings.public(),
-                model=info.model,
-                max_total_num_tokens=info.max_total_num_tokens,
-                page_size=self.settings.cache.page_size,
-                max_running_requests=info.max_running_requests,
-                context_len=info.context_len,
-                rows=info.max_running_requests,
-            )
-        )
+        self.trace.emit(configured_of(self.settings, self.infos["scheduler"]))
 
     def _warm_up(self) -> None:
-        """One tiny generation, so that the first client does not pay for lazy set-up. Events begin after it."""
+        """Events begin after it."""
         if self.settings.serve.skip_server_warmup:
             return
-        recording, limits = self.trace.on, self.manager.limits
-        prompt = [0, 1, 2, 3][: limits.max_req_input_len]
-        most = min(WARMUP_TOKENS, limits.most_new_tokens(len(prompt)))
-        obj = GenerateReqInput(
-            input_ids=prompt,
-            rid=f"WARMUP_{os.getpid()}_{self.ports.instance_id}",
-            sampling_params=SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True),
-        )
+        recording, self.trace.on = self.trace.on, False
 
-        async def run() -> None:
-            self.trace.on = False
-            async for output in self.manager.generate_request(obj):
-                raise_failure(output)
-            await self.manager.flush_cache()
+        async def begin() -> None:
             if recording:
                 self.set_events(True)
 
-        try:
-            self.loop.call(run(), timeout=WARMUP_TIMEOUT_S)
-        except SgvizError as error:
-            raise StartupError(f"the warm-up request failed: {error}") from None
-        except TimeoutError:
-            raise StartupError(f"the warm-up request took longer than {WARMUP_TIMEOUT_S:.0f} s") from None
+        warm_up(self.manager, self.loop, self.ports.instance_id, begin)
+
+    def header(self, dropped: int = 0) -> Header:
+        """Of a recording that begins after so many events."""
+        configured = configured_of(self.settings, self.infos["scheduler"])
+        return header_of(self.settings, self.infos.values(), configured, dropped)
 
     # ------------------------------------------------------------------ death
 
@@ -277,6 +286,8 @@ class Pipeline:
             self.loop.loop.call_soon_threadsafe(self._fail_all, message)
 
     def _fail_all(self, message: str) -> None:
+        if self._dump is not None:
+            self._dump.start(message, self.manager.live_requests())
         self.manager.refuse_new(message)
         self.manager.fail_all(message, 503)
 
@@ -288,7 +299,10 @@ class Pipeline:
         """Refuse new requests, let running ones finish for `grace` seconds, end everything, free everything.
 
         `before_end` runs in the engine's loop when the requests have drained: servers close their ports there.
+        In a forked process there is nothing to end: what it sees belongs to the process that it came from.
         """
+        if not self.loop.is_here:
+            return
         with self._stop_lock:
             if self._stopped:
                 return
@@ -308,11 +322,13 @@ class Pipeline:
         async def drain() -> None:
             self.manager.refuse_new("the server is shutting down")
             self.manager.debug.release()
+            self.manager.control.release()
             if self.manager.rid_to_state and not await self.manager.drained(grace):
                 if grace:
                     log.warning("requests did not finish in %.0f s; aborting them", grace)
                 self.manager.abort_request(abort_all=True)
-                await self.manager.drained(1.0)
+                if not await self.manager.drained(LAST_ABORTS_S):
+                    self._patience = LAST_ABORTS_S  # they hear nothing; they will hardly leave by themselves
 
         try:
             self.loop.call(drain(), timeout=grace + 5.0)
@@ -335,19 +351,18 @@ class Pipeline:
 
         self.loop.call(end())
 
-    def _end_process(self, child: ChildProcess) -> None:
-        """Before the manager is up, or after a sibling died, nobody will tell it to leave: end it."""
+    def _end_processes(self, children: list[ChildProcess]) -> None:
+        """Before the manager is up, or after a sibling died, nobody will tell them to leave: end them."""
         orderly = self.status.state is ServerState.STOPPING
-        child.stop(CHILD_STOP_S) if orderly else child.kill()
+        late = end_processes(children, self._patience if orderly else 0.0)
+        self.forced += late if orderly else []
 
     def _end_threads(self, children: list[ChildThread]) -> None:
         for child in children:
             child.leave()
         if self.status.state is not ServerState.STOPPING:
             self._tell_threads_to_leave()
-        for child in children:
-            if not child.stop(CHILD_STOP_S):
-                log.error("the %s thread did not leave its loop", child.component)
+        self.forced += end_threads(children, self._patience)
 
     def _tell_threads_to_leave(self) -> None:
         """A failed start or a dead sibling: threads cannot be killed, so each is told over its own socket."""

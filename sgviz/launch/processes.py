@@ -34,7 +34,6 @@ from sgviz.launch.messages import (
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 5.0
 POLL_S = 0.1
 
 OnDeath = Callable[[str, str], None]  # component, how and why
@@ -107,23 +106,22 @@ class ChildProcess:
             pass  # it was killed, or the pipe is closed because we are stopping
         return ""
 
-    def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
-        """Wait for the process to leave by itself, then terminate, then kill. Returns the exit code."""
+    def wait(self, timeout: float) -> bool:
+        """Wait for the process to end; says whether it did within `timeout` seconds."""
         try:
-            return self._process.wait(timeout)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            log.warning("the %s process (pid %d) did not leave by itself", self.component, self.pid)
-        return self.kill()
+            return False
+        return True
 
-    def kill(self) -> int:
-        """End it now."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        return self._process.wait()
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it now, whatever state it is in."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """Close the pipes (the lifeline too, so a child that still lives leaves)."""

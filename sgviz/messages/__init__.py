@@ -15,6 +15,13 @@ from sgviz.messages.control import (
     ShutdownReq,
 )
 from sgviz.messages.debug import DebugReq, DebugReqOutput, DebugStatus
+from sgviz.messages.embedding import (
+    BatchEmbeddingOutput,
+    EmbeddingReqInput,
+    EmbeddingSpec,
+    TokenizedEmbeddingReqInput,
+)
+from sgviz.messages.flow import FlowQuestion, FlowReply
 from sgviz.messages.generate import (
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -24,30 +31,42 @@ from sgviz.messages.generate import (
     TokenizedGenerateReqInput,
 )
 from sgviz.messages.sampling import SamplingParams
+from sgviz.messages.session import SessionQuestion, SessionReply
 
 ToScheduler = (
     TokenizedGenerateReqInput
+    | TokenizedEmbeddingReqInput
     | AbortReq
     | FlushCacheReqInput
     | GetInternalStateReq
     | ConfigureTraceReq
     | ShutdownReq
     | DebugReq
+    | FlowQuestion
+    | SessionQuestion
 )
-ToDetokenizer = BatchTokenIDOutput | GetInternalStateReqOutput | ConfigureTraceReq | ShutdownReq
+ToDetokenizer = (
+    BatchTokenIDOutput | BatchEmbeddingOutput | GetInternalStateReqOutput | ConfigureTraceReq | ShutdownReq
+)
 ToTokenizer = (
     BatchStrOutput
+    | BatchEmbeddingOutput
     | AbortReq
     | FlushCacheReqOutput
     | GetInternalStateReqOutput
     | HealthCheckOutput
     | DebugReqOutput
+    | FlowReply
+    | SessionReply
 )
 
 __all__ = [
-    "AbortReq", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "DebugReq", "DebugReqOutput",
-    "DebugStatus", "FinishReason",
+    "AbortReq", "BatchEmbeddingOutput", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "DebugReq",
+    "DebugReqOutput",
+    "DebugStatus", "EmbeddingReqInput", "EmbeddingSpec", "FinishReason",
+    "FlowQuestion", "FlowReply",
     "FlushCacheReqInput", "FlushCacheReqOutput", "GenerateReqInput", "GetInternalStateReq",
-    "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "SamplingParams", "ShutdownReq",
-    "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedGenerateReqInput",
+    "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "SamplingParams",
+    "SessionQuestion", "SessionReply", "ShutdownReq",
+    "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedEmbeddingReqInput", "TokenizedGenerateReqInput",
 ]  # fmt: skip

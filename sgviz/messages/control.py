@@ -42,9 +42,11 @@ class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True, array_li
 
 
 class HealthCheckOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """Any result proves that the scheduler lives; this one is sent when a probe came while it was busy."""
+    """The scheduler lives: sent when a probe came while it was busy and a result followed, or (`forward` False)
+    before an answer that goes by the detokenizer, so that a silent detokenizer can be told from a silent scheduler."""
 
     rid: str
+    forward: bool = True
 
 
 class ConfigureTraceReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):

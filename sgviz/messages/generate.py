@@ -14,11 +14,13 @@ import msgspec
 from sgviz.errors import SgvizError, from_status
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages.sampling import SamplingParams
+from sgviz.messages.session import SessionParams
 
 TopLogprobs = list[tuple[float, int]]
+InputToken = tuple[float | None, int]  # log-probability (None: follows nothing that was asked for) and id
 LONG_TEXT = 50_000  # characters (or ids) from which the tokenizer leaves the event loop's thread
 MAX_TOKEN_CHARS = 256  # no vocabulary has a longer token
-WEIGHT_VERSION = "default"  # weights are never updated in place
+WEIGHT_VERSION = "default"  # of weights that nobody named
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,8 +58,21 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
     stream: bool = False
     return_logprob: bool | list[bool] = False
     top_logprobs_num: int | list[int] = 0
+    # first prompt token whose log-probability is wanted too; -1: none
+    logprob_start_len: int | list[int] = -1
+    # ids whose log-probabilities are wanted at every position; a flat list is for all prompts
+    token_ids_logprob: list[int] | list[list[int] | None] | None = None
     return_text_in_logprobs: bool = False
     extra_key: str | None = None
+    custom_logit_processor: str | None = None  # a name of the setting custom_logit_processors
+    # lists in streamed outputs may be read-only views; for readers that show only what is new of them
+    as_views: bool = False
+    priority: int | None = None  # for priority scheduling
+    session_params: SessionParams | list[SessionParams | None] | None = (
+        None  # of the turn of a session that it is
+    )
+    # a grammar holds behind thoughts, inside of which the answer begins; None: it may begin with thoughts
+    require_reasoning: bool | None = False
     # output limit where sampling_params has none and that much is left; None: all that is left
     default_new_tokens: int | None = None
     # monotonic ns at which the HTTP layer (or the caller) took the request; 0: now
@@ -88,12 +103,21 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, array_li
     return_logprob: bool = False
     top_logprobs_num: int = 0
     extra_key: str | None = None
+    logprob_start_len: int = -1
+    token_ids_logprob: list[int] | None = None
+    custom_logit_processor: str | None = None
+    require_reasoning: bool | None = False
+    priority: int | None = None
+    session_params: SessionParams | None = None
+    bos_token_id: int | None = None  # what its tokenizer puts before every text; only said of turns
 
 
 class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     """What both output messages carry by rid. Logprob columns are empty when nobody asked.
 
-    `output_ids` and the logprobs are deltas since the last message; counters are totals.
+    `output_ids` and the output logprobs are deltas since the last message; counters are totals. The input logprobs
+    are in the first message of a rid and in no other. Of a request without new tokens the output token_ids column
+    has one entry all the same: what could have come next.
     """
 
     rids: list[str]
@@ -106,6 +130,10 @@ class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     time_stats: list[TimeStats]
     output_token_logprobs: list[list[float]] = []
     output_top_logprobs: list[list[TopLogprobs]] = []
+    output_token_ids_logprobs: list[list[TopLogprobs]] = []
+    input_token_logprobs: list[list[InputToken]] = []
+    input_top_logprobs: list[list[TopLogprobs | None]] = []
+    input_token_ids_logprobs: list[list[TopLogprobs | None]] = []
 
 
 class BatchTokenIDOutput(OutputColumns, kw_only=True, tag=True, array_like=True):

@@ -7,6 +7,7 @@ TokenizerManager; everybody after it may rely on them. Imports: errors.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ MAX_STOP_CHARS = 4096  # of one stop string
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")  # at most one of them
 JSON_GRAMMARS = ("json_schema", "structural_tag")  # those whose text is JSON
 MAX_GRAMMAR_CHARS = 1 << 18  # of the one given
+MAX_CUSTOM_BYTES = 1 << 16  # of custom_params, encoded
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
@@ -31,6 +33,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
 
     One of `GRAMMAR_FIELDS` puts the output under a grammar: `json_schema` and `structural_tag` are JSON text,
     `regex` must match the whole output, `ebnf` is a grammar text. Whether it compiles is found out by the scheduler.
+
+    `custom_params` are for the request's logit processor, which alone knows what they mean.
     """
 
     max_new_tokens: int | None = DEFAULT_NEW_TOKENS
@@ -56,6 +60,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    custom_params: dict[str, Any] | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -128,6 +133,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
         _check_ids("stop_token_ids", self.stop_token_ids or (), vocab_size)
         _check_bias(self.logit_bias, vocab_size)
         _check_grammar(self)
+        _check_custom(self.custom_params)
 
 
 _RANGES = (
@@ -182,6 +188,18 @@ def _check_grammar(params: SamplingParams) -> None:
             raise BadRequest(f"{name} must not be empty", param=name)
         if name in JSON_GRAMMARS:
             _check_json(name, getattr(params, name))
+
+
+def _check_custom(params: dict[str, Any] | None) -> None:
+    if params is None:
+        return
+    name = "custom_params"
+    try:
+        size = len(msgspec.msgpack.encode(params))
+    except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError) as error:
+        raise BadRequest(f"{name} must be plain JSON values: {error}", param=name) from None
+    if size > MAX_CUSTOM_BYTES:
+        raise BadRequest(f"{name} may take at most {MAX_CUSTOM_BYTES} bytes, got {size}", param=name)
 
 
 def _check_json(name: str, text: str) -> None:

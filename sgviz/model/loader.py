@@ -7,7 +7,7 @@ Imports: errors, model.decoder, model.registry, safetensors, torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a checkpoint tensor goes: rows first .. first + rows of `target`."""
 
     target: Tensor
     first: int
     rows: int
+
+    @classmethod
+    def whole(cls, target: Tensor) -> Place:
+        """All of a parameter."""
+        return cls(target.data, 0, target.shape[0])
 
 
 def load_model(
@@ -57,7 +62,12 @@ def load_model(
     config = load_config(path)
     kind = resolve_dtype(config.facts.dtype if dtype is None else dtype)
     model = model_class(config.facts.architecture)(config, kind, device)
-    _fill(_places(model, config), path, config)
+    fill(
+        _places(model, config),
+        path,
+        config.facts.architecture,
+        redundant=lambda name: _is_redundant(name, config),
+    )
     packable = pack and kind is torch.float32 and torch.device(device).type == "cpu"
     if quantization is not None and not packable:
         raise StartupError(
@@ -79,7 +89,7 @@ def resolve_dtype(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def _places(model: CausalLM, config: DecoderConfig) -> dict[str, _Place]:
+def _places(model: CausalLM, config: DecoderConfig) -> dict[str, Place]:
     """Every checkpoint tensor the model needs, by its name there."""
     facts = config.facts
     q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -87,32 +97,48 @@ def _places(model: CausalLM, config: DecoderConfig) -> dict[str, _Place]:
         "qkv_proj": (("q_proj", q), ("k_proj", kv), ("v_proj", kv)),
         "gate_up_proj": (("gate_proj", config.intermediate_size), ("up_proj", config.intermediate_size)),
     }
-    places: dict[str, _Place] = {}
+    places: dict[str, Place] = {}
     for name, parameter in model.named_parameters():  # a tied lm_head is listed once, as the embedding
         module = name.split(".")[-2]
         first = 0
         for part, rows in merged.get(module, ((module, parameter.shape[0]),)):
-            places[name.replace(module, part)] = _Place(parameter.data, first, rows)
+            places[name.replace(module, part)] = Place(parameter.data, first, rows)
             first += rows
     return places
 
 
-def _fill(places: dict[str, _Place], path: Path, config: DecoderConfig) -> None:
+def fill(
+    places: dict[str, Place],
+    path: Path,
+    architecture: str,
+    *,
+    redundant: Callable[[str], bool],
+    prefix: str = "",
+) -> None:
+    """Load the weights in folder `path` into their `places`.
+
+    Args:
+        redundant: names of the checkpoint that need no place. prefix: what some checkpoints put before every name.
+
+    Raises:
+        StartupError: a file is broken, or a tensor missing, left over or of another shape; the message names it.
+    """
     missing, left_over = dict.fromkeys(places), []
-    for name, tensor in _checkpoint(path):
+    for own_name, tensor in _checkpoint(path):
+        name = own_name.removeprefix(prefix)
         if name in missing:
             _copy(name, tensor, places[name], path)
             del missing[name]
-        elif not _is_redundant(name, config):
+        elif not redundant(name):
             left_over.append(name)
     if missing or left_over:
         raise StartupError(
-            f"{path} does not hold a whole {config.facts.architecture}: "
+            f"{path} does not hold a whole {architecture}: "
             f"missing are {_some(list(missing))}; without a place are {_some(left_over)}"
         )
 
 
-def _copy(name: str, tensor: Tensor, place: _Place, path: Path) -> None:
+def _copy(name: str, tensor: Tensor, place: Place, path: Path) -> None:
     target = place.target.narrow(0, place.first, place.rows)
     if tensor.shape != target.shape:
         have, need = list(tensor.shape), list(target.shape)

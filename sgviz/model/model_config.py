@@ -1,6 +1,7 @@
 """What a model is, by the JSON files of its folder: ModelFacts for planners, DecoderConfig for the layers.
 
-Mirrors SGLang's ModelConfig over Hugging Face configs; only dense Llama-shaped decoders are described.
+Mirrors SGLang's ModelConfig over Hugging Face configs; only dense Llama-shaped decoders are described here, encoders
+in `embedding_config`.
 Older folders keep `rope_theta` and `rope_scaling` at the top, newer ones a `rope_parameters` object: both
 are read.
 Imports: errors. No torch.
@@ -21,6 +22,7 @@ Number = TypeVar("Number", int, float)
 JsonObject = Mapping[str, object]
 Quantization = Literal["w8a8_int8"]
 
+ENCODERS = ("BertModel",)
 QWEN3_HEAD_DIM = 128  # Qwen3 folders may leave head_dim out; it isn't hidden_size / heads there
 
 
@@ -81,7 +83,14 @@ class DecoderConfig:
 
 def model_facts(path: Path) -> ModelFacts:
     """The facts of the model in folder `path`. Raises StartupError for a folder that is none."""
-    return load_config(path).facts
+    raw = read_json(path / "config.json")
+    return facts_of(raw, path) if is_encoder(raw) else load_config(path).facts
+
+
+def is_encoder(raw: JsonObject) -> bool:
+    """A model whose tokens all see each other, by its config.json."""
+    names = raw.get("architectures")
+    return isinstance(names, list) and len(names) == 1 and names[0] in ENCODERS
 
 
 def load_config(path: Path) -> DecoderConfig:
@@ -92,12 +101,11 @@ def load_config(path: Path) -> DecoderConfig:
     """
     raw = read_json(path / "config.json")
     _refuse_unsupported(raw, path)
-    hidden = _number(raw, "hidden_size", int, path)
     return DecoderConfig(
-        facts=_facts(raw, path, hidden),
-        hidden_size=hidden,
-        intermediate_size=_number(raw, "intermediate_size", int, path),
-        rms_norm_eps=_number(raw, "rms_norm_eps", float, path, default=1e-6),
+        facts=facts_of(raw, path),
+        hidden_size=number_in(raw, "hidden_size", int, path),
+        intermediate_size=number_in(raw, "intermediate_size", int, path),
+        rms_norm_eps=number_in(raw, "rms_norm_eps", float, path, default=1e-6),
         rope=_rope(raw, path),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
@@ -118,32 +126,34 @@ def read_json(path: Path) -> JsonObject:
     return cast(JsonObject, value)
 
 
-def _facts(raw: JsonObject, path: Path, hidden: int) -> ModelFacts:
-    architecture = _architecture(raw, path)
-    heads = _number(raw, "num_attention_heads", int, path)
+def facts_of(raw: JsonObject, path: Path) -> ModelFacts:
+    """The facts in `raw`, the config.json of folder `path`. Raises StartupError for one that is missing."""
+    architecture, hidden = architecture_of(raw, path), number_in(raw, "hidden_size", int, path)
+    heads = number_in(raw, "num_attention_heads", int, path)
     default_dim = QWEN3_HEAD_DIM if architecture.startswith("Qwen3") else hidden // heads
     return ModelFacts(
         name=path.resolve().name,
         architecture=architecture,
-        vocab_size=_number(raw, "vocab_size", int, path),
-        context_len=_number(raw, "max_position_embeddings", int, path, default=2048),
+        vocab_size=number_in(raw, "vocab_size", int, path),
+        context_len=number_in(raw, "max_position_embeddings", int, path, default=2048),
         eos_token_ids=_eos_ids(raw, path),
-        num_layers=_number(raw, "num_hidden_layers", int, path),
+        num_layers=number_in(raw, "num_hidden_layers", int, path),
         num_heads=heads,
-        num_kv_heads=_number(raw, "num_key_value_heads", int, path, default=heads),
-        head_dim=_number(raw, "head_dim", int, path, default=default_dim),
+        num_kv_heads=number_in(raw, "num_key_value_heads", int, path, default=heads),
+        head_dim=number_in(raw, "head_dim", int, path, default=default_dim),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
 
 
-def _architecture(raw: JsonObject, path: Path) -> str:
+def architecture_of(raw: JsonObject, path: Path) -> str:
+    """The one class name of a config. Raises StartupError for none or several."""
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise StartupError(f"{path / 'config.json'}: `architectures` is {names!r}; one class name is needed")
     return str(names[0])
 
 
-def _number(
+def number_in(
     raw: JsonObject, key: str, kind: type[Number], path: Path, default: Number | None = None
 ) -> Number:
     """`raw[key]` as `kind`; null counts as absent."""
@@ -180,14 +190,14 @@ def _rope(raw: JsonObject, path: Path) -> RopeConfig:
         )
     if own.get("partial_rotary_factor", 1.0) != 1.0:
         raise StartupError(f"{path / 'config.json'}: rotary embedding of a part of the head is not supported")
-    context = _number(raw, "max_position_embeddings", int, path, default=2048)
+    context = number_in(raw, "max_position_embeddings", int, path, default=2048)
     return RopeConfig(
-        theta=_number(merged, "rope_theta", float, path, default=10000.0),
+        theta=number_in(merged, "rope_theta", float, path, default=10000.0),
         kind=RopeType(kind),
-        factor=_number(own, "factor", float, path, default=1.0),
-        low_freq_factor=_number(own, "low_freq_factor", float, path, default=1.0),
-        high_freq_factor=_number(own, "high_freq_factor", float, path, default=4.0),
-        original_context_len=_number(own, "original_max_position_embeddings", int, path, default=context),
+        factor=number_in(own, "factor", float, path, default=1.0),
+        low_freq_factor=number_in(own, "low_freq_factor", float, path, default=1.0),
+        high_freq_factor=number_in(own, "high_freq_factor", float, path, default=4.0),
+        original_context_len=number_in(own, "original_max_position_embeddings", int, path, default=context),
     )
 
 

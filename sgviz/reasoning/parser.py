@@ -77,6 +77,11 @@ def format_of(name: str) -> ReasoningFormat:
     return REASONING_FORMATS[name]
 
 
+def marks_of(name: str | None) -> ReasoningFormat | None:
+    """What a grammar must know of thoughts: the format `name`, if there is one."""
+    return None if name is None else format_of(name)
+
+
 class ReasoningParser:
     """Takes one answer apart. `feed` its text, then `finish`; or `parse` it whole.
 

@@ -124,8 +124,8 @@ class _Decisions:
 
     def retracted(self, event: Event, body: RequestRetracted) -> None:
         self.rows.append(_Row(
-            event.t, event.t, event.iteration, body.rid, "retracted", "kv", 1, body.need, body.have, body.need,
-            body.have,
+            event.t, event.t, event.iteration, body.rid, "retracted", _why_back(body), 1,
+            body.need, body.have, body.need, body.have, ((body.preempted_by, body.need),) if body.preempted_by else (),
         ))  # fmt: skip
 
     def aborted(self, event: Event, body: RequestAborted) -> None:
@@ -134,12 +134,19 @@ class _Decisions:
             self.rows.append(_Row(event.t, event.t, event.iteration, body.rid, "aborted", reason))
 
 
+def _why_back(body: RequestRetracted) -> str:
+    if body.paused:
+        return "paused"
+    return "priority" if body.preempted_by else "kv"
+
+
 def decisions_table(events: Iterable[Event], t0: int) -> pd.DataFrame:
     """One row a verdict of admission; a refusal that repeats is one row with `count`, first and last numbers.
 
     `verdict`: admitted, refused, not tried (planning stopped before it), retracted, aborted, policy failed
     (`reason` says how). `need`/`have`
-    in the unit of the reason (tokens, rows, requests); `holders`: `(rid, amount)`, largest first; `behind`:
+    in the unit of the reason (tokens, rows, requests); `holders`: `(rid, amount)`, largest first (of a preempted one:
+    for whom it was sent back); `behind`:
     requests that were not tried because of it. Of an admission: `node`, where its cached prefix ends in the
     tree, and for a piece of a prompt its end and the whole length (`chunk_end`, `chunk_total`).
     """

@@ -16,7 +16,7 @@ import numpy as np
 from sgviz.events.schema import AdmitRefused, Event, RequestAborted
 from sgviz.recording.explanation import Cause, Explanation, Part, counted
 from sgviz.recording.fold import BatchState, State
-from sgviz.recording.parked import Parked
+from sgviz.recording.parked import HeldTimes
 from sgviz.recording.queue_sums import add, stay_sums
 from sgviz.recording.queue_words import joined, queue_part
 from sgviz.recording.refusals import Refusal, refusal_of, refusal_words
@@ -40,7 +40,7 @@ class Explainer:
         self._state = state
         self._t_end = t_end
         self.standings = Standings().read(events)
-        self._parked = Parked(self.standings.parks)
+        self._held = HeldTimes(*self.standings.held)
         self._line: Timeline | None = None
         self._words: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
 
@@ -58,11 +58,11 @@ class Explainer:
             end = stay.end or self._t_end
             taken = self._taken_at(stay, stay.start, end)
             found = None
-            if not self._parked.touches(stay.start, end):
+            if not self._held.touches(stay.start, end):
                 found = stay_sums(self.standings, _plain(request.rid), stay, taken, end)
             if found is None:
                 found = {}
-                for part in self._parked.over(self._queue(request, stay, stay.start, end)):
+                for part in self._held.over(self._queue(request, stay, stay.start, end)):
                     add(found, part.cause, part.duration_ns)
             for cause, ns in found.items():
                 add(sums, cause, ns)
@@ -73,8 +73,8 @@ class Explainer:
         life = self._life_of(request)
         start, end = _bounds(request, life, self._t_end)
         parts: Iterable[Part] = _whole(self._parts(request, life, start, end), start, end)
-        if life.stats.api_server_dispatch or life.stats.scheduler_recv:
-            parts = self._parked.over(parts)
+        reached = bool(life.stats.api_server_dispatch or life.stats.scheduler_recv)
+        parts = self._held.over(parts, reached=reached)
         done, refused = _is_done(request, life), refusal_words(request.status, self._refused(life))
         return Explanation(request.rid, end - start, tuple(parts), done=done, refused=refused)
 
@@ -82,7 +82,7 @@ class Explainer:
         """Since when `request` waits in the queue at `t`, and what for; None when it does not."""
         for stay in self._stays(request):
             if stay.start <= t and not (stay.end and stay.end <= t):
-                parts = self._parked.over(self._queue(request, stay, stay.start, max(t, stay.start + 1)))
+                parts = self._held.over(self._queue(request, stay, stay.start, max(t, stay.start + 1)))
                 return stay.start, list(parts)[-1]
         return None
 

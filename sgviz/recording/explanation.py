@@ -30,6 +30,7 @@ class Cause(StrEnum):
     CHUNK_BUDGET = "chunk_budget"
     PREFILL_BUDGET = "prefill_budget"
     MAX_REQUESTS = "max_requests"
+    OTHER_KIND = "other_kind"
     HEAD_OF_LINE = "head_of_line"
     POLICY_ORDER = "policy_order"
     PRIORITY = "priority"
@@ -71,6 +72,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.CHUNK_BUDGET: "the chunk budget of the batch is used up",
     Cause.PREFILL_BUDGET: "the prefill token budget of the batch is used up",
     Cause.MAX_REQUESTS: "the batch has as many requests as it may",
+    Cause.OTHER_KIND: "a batch is for tokens or for vectors, and this one is of the other kind",
     Cause.HEAD_OF_LINE: "it stands behind a request that cannot be taken",
     Cause.POLICY_ORDER: "the policy puts requests before it that came later",
     Cause.PRIORITY: "requests of a higher priority go first",
@@ -91,7 +93,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.PROCESSING: "a result is put into the requests",
     Cause.LOOP: "the scheduler sends output, takes in messages and begins its next turn",
     Cause.SEND: "the last tokens are sent to the detokenizer",
-    Cause.DETOKENIZE: "token ids become text",
+    Cause.DETOKENIZE: "token ids become text (a vector is passed on)",
     Cause.DELIVER: "the text goes to the tokenizer manager",
     Cause.RESPOND: "the answer is put into HTTP (one of several answers waits here for the others)",
     Cause.CLIENT: "the client takes the rest of the answer",
@@ -101,8 +103,8 @@ MEANINGS: dict[Cause, str] = {
 
 WAITS = frozenset({
     Cause.PLANNING, Cause.KV, Cause.ROWS, Cause.RUNNING_SLOTS, Cause.CHUNK_BUDGET, Cause.PREFILL_BUDGET,
-    Cause.MAX_REQUESTS, Cause.HEAD_OF_LINE, Cause.POLICY_ORDER, Cause.PRIORITY, Cause.PAUSED, Cause.GRAMMAR,
-    Cause.PREFETCH, Cause.NEVER_FITS, Cause.RETRACTION, Cause.PARKED,
+    Cause.MAX_REQUESTS, Cause.OTHER_KIND, Cause.HEAD_OF_LINE, Cause.POLICY_ORDER, Cause.PRIORITY, Cause.PAUSED,
+    Cause.GRAMMAR, Cause.PREFETCH, Cause.NEVER_FITS, Cause.RETRACTION, Cause.PARKED,
 })  # fmt: skip
 STEPS = frozenset({
     Cause.SCHEDULING, Cause.HANDOVER, Cause.PROCESSING, Cause.LOOP, Cause.DECODE, Cause.DECODE_BESIDE_PREFILL,

@@ -1,4 +1,4 @@
-"""The way of one request through the nine types that carry it, with what each holds and when it came up.
+"""The way of one request through the types that carry it, with what each holds and when it came up.
 
 Mirrors the hand-overs of SGLang's pipeline: HTTP body, TokenizerManager, Scheduler, worker, detokenizer,
 HTTP chunk. Each type is seen where its first event is.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sgviz.events.schema import (
     BatchFinished,
     BatchPlanned,
     ChunkSent,
+    EmbeddingsPooled,
     Event,
     OutputStreamed,
     QueueEntered,
     RequestConverted,
     RequestReceived,
     RequestTokenized,
+    SessionTurn,
     TextEmitted,
 )
 from sgviz.recording.fold import State
@@ -47,12 +50,12 @@ def journey(state: State, request: RequestState) -> list[TypeStep]:
     """The steps reached so far. A body that is a GenerateReqInput already makes one step, not two."""
     origin = request.stats.created or min((event.t for event in request.marks.values()), default=0)
     steps: list[TypeStep] = []
-    for kind, (name, facts) in _steps().items():
+    for kind, (name, facts) in {**_steps(), **(_EMBEDDING if request.embedding else {})}.items():
         event = request.marks.get(kind)
         if event is None:
             continue
         step = _step(state, request, event, name, facts, origin)
-        if steps and steps[-1].type == step.type:
+        if steps and (steps[-1].type, steps[-1].component) == (step.type, step.component):
             step = TypeStep(**{**_fields(steps[-1]), "holds": steps[-1].holds | step.holds})
             steps.pop()
         steps.append(step)
@@ -82,19 +85,52 @@ def _fields(step: TypeStep) -> dict[str, Any]:
     return {name: getattr(step, name) for name in step.__dataclass_fields__}
 
 
-def _steps() -> Mapping[str, tuple[str, Callable[..., Holds]]]:
+def _steps() -> dict[str, tuple[str, Callable[..., Holds]]]:
     """Event kind -> (type, facts), in the order of the pipeline; no name: the event says it."""
     return {
         "request.received": ("", _received),
         "request.converted": ("GenerateReqInput", _converted),
         "request.tokenized": ("TokenizedGenerateReqInput", _tokenized),
+        "session.turn": ("Req", _turn),
         "queue.entered": ("Req", _queued),
         "batch.planned": ("ScheduleBatch", _planned),
         "batch.finished": ("GenerationBatchResult", _finished),
+        "embeddings.pooled": ("Pooler", _pooled),
         "output.streamed": ("BatchTokenIDOutput", _streamed),
         "text.emitted": ("BatchStrOutput", _emitted),
         "chunk.sent": ("SSE chunk", _chunk),
     }
+
+
+def _converted_for_vector(body: RequestConverted, rid: str, state: State) -> Holds:
+    unit = "ids" if "id" in body.prompt_kind else "chars"
+    return {"prompt": f"{body.prompt_kind}, {body.size} {unit}"}
+
+
+def _queued_for_vector(body: QueueEntered, rid: str, state: State) -> Holds:
+    return {
+        "origin_input_ids": f"{body.prompt_tokens} tokens",
+        "is_embedding": "True",
+        "queue position": str(body.position),
+        **({} if body.priority is None else {"priority": str(body.priority)}),
+    }
+
+
+def _finished_for_vector(body: BatchFinished, rid: str, state: State) -> Holds:
+    device = _device_time(body, "pooling")
+    return {"bid": str(body.bid), "device": device}
+
+
+def _pooled(body: EmbeddingsPooled, rid: str, state: State) -> Holds:
+    return {"embedding": f"{body.dims[body.rids.index(rid)]} numbers"}
+
+
+def _streamed_for_vector(body: OutputStreamed, rid: str, state: State) -> Holds:
+    return {"rids": str(len(body.rids))}
+
+
+def _passed_on(body: TextEmitted, rid: str, state: State) -> Holds:
+    return {"passed on": "unchanged"}
 
 
 def _received(body: RequestReceived, rid: str, state: State) -> Holds:
@@ -115,6 +151,18 @@ def _converted(body: RequestConverted, rid: str, state: State) -> Holds:
 
 def _tokenized(body: RequestTokenized, rid: str, state: State) -> Holds:
     return {"input_ids": f"{body.prompt_tokens} tokens"}
+
+
+def _turn(body: SessionTurn, rid: str, state: State) -> Holds:
+    """Where the ids of a turn come from; they are put together in the scheduler."""
+    if not body.parent:
+        begins = f"begins anew, {body.forgotten} turns forgotten" if body.replace else "begins"
+        return {"session": f"{body.session_id}: {begins}"}
+    cut = f", cut at {body.offset}" if body.offset else ""
+    without = " without its output" if body.drop_previous_output else ""
+    instead = f", instead of {body.forgotten} turns" if body.replace else ""
+    context = f"{body.context_tokens} ids of {body.parent}{without}{cut}{instead}"
+    return {"session": f"{body.session_id}: {context}, then {body.new_tokens} own"}
 
 
 def _queued(body: QueueEntered, rid: str, state: State) -> Holds:
@@ -138,15 +186,21 @@ def _planned(body: BatchPlanned, rid: str, state: State) -> Holds:
 
 def _finished(body: BatchFinished, rid: str, state: State) -> Holds:
     token = state.batches[body.bid].tokens.get(rid)
-    device = f"{(body.end_ns - body.start_ns) / NS_PER_MS:.2f} ms"
-    if body.forward_end_ns:
-        forward, sampling = body.forward_end_ns - body.start_ns, body.end_ns - body.sample_start_ns
-        device += f" (forward {forward / NS_PER_MS:.2f}, sampling {sampling / NS_PER_MS:.2f})"
+    device = _device_time(body, "sampling")
     return {
         "bid": str(body.bid),
         "next_token_id": "none (middle chunk)" if token is None else str(token),
         "device": device,
     }
+
+
+def _device_time(body: BatchFinished, last: str) -> str:
+    """`last`: what the device did behind the forward."""
+    text = f"{(body.end_ns - body.start_ns) / NS_PER_MS:.2f} ms"
+    if body.forward_end_ns:
+        forward, rest = body.forward_end_ns - body.start_ns, body.end_ns - body.sample_start_ns
+        text += f" (forward {forward / NS_PER_MS:.2f}, {last} {rest / NS_PER_MS:.2f})"
+    return text
 
 
 def _streamed(body: OutputStreamed, rid: str, state: State) -> Holds:
@@ -161,3 +215,16 @@ def _emitted(body: TextEmitted, rid: str, state: State) -> Holds:
 
 def _chunk(body: ChunkSent, rid: str, state: State) -> Holds:
     return {"part": body.part, "index": str(body.index), "content": f"{body.chars} chars"}
+
+
+# the types of a request for a vector, in place of those of the same event
+_EMBEDDING: Mapping[str, tuple[str, Callable[..., Holds]]] = MappingProxyType(
+    {
+        "request.converted": ("EmbeddingReqInput", _converted_for_vector),
+        "request.tokenized": ("TokenizedEmbeddingReqInput", _tokenized),
+        "queue.entered": ("Req", _queued_for_vector),
+        "batch.finished": ("EmbeddingBatchResult", _finished_for_vector),
+        "output.streamed": ("BatchEmbeddingOutput", _streamed_for_vector),
+        "text.emitted": ("BatchEmbeddingOutput", _passed_on),
+    }
+)

@@ -36,6 +36,7 @@ from sgviz.events.schema import (
     BatchPlanned,
     BatchProcessed,
     Event,
+    GenerationContinued,
     GrammarQueued,
     LoopIdle,
     LoopResumed,
@@ -95,7 +96,7 @@ class OverlapAccount:
             standing still although something was runnable.
         device_idle_s: something runnable, the device not busy. runnable_s: something was runnable.
         launches: forwards that began in the window. stages: the same seconds by component and stage.
-        parked_s: a debugger held the scheduler; in none of the others.
+        parked_s: a debugger or a pause held the scheduler; in none of the others.
         host, device, copies, runnable: the spans of the whole run, for lanes.
         missing: scheduler events lost in between; the account is then only as good as what is left.
     """
@@ -237,7 +238,7 @@ class _Reader:
         elif isinstance(body, LoopIdle):
             self._mark(event.t, "loop")
             self._mark(event.t, IDLE)
-        elif isinstance(body, LoopResumed):
+        elif isinstance(body, LoopResumed | GenerationContinued) and event.component == "scheduler":
             self.parked.append((body.since_ns, event.t))
 
     def _mark(self, t: int, stage: str, bid: int = 0) -> None:

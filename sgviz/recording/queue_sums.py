@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sgviz.events.schema import Reason
+from sgviz.events.schema import Reason, RequestRetracted
 from sgviz.recording.explanation import Cause
 from sgviz.recording.standings import Standings, Stay
 
@@ -27,6 +27,11 @@ def add(sums: Sums, cause: Cause, ns: int) -> None:
         sums[cause] = sums.get(cause, 0) + ns
 
 
+def sent_back_for(told: RequestRetracted) -> Cause:
+    """What a request waits for that had to go back to the queue."""
+    return Cause.PRIORITY if told.preempted_by else Cause.RETRACTION
+
+
 def stay_sums(standings: Standings, rid: str, stay: Stay, taken: int, end: int) -> Sums | None:
     """Nanoseconds by cause from the stay's start to `end`; `taken`: from then on it was being planned.
 
@@ -35,7 +40,7 @@ def stay_sums(standings: Standings, rid: str, stay: Stay, taken: int, end: int) 
     sums: Sums = {}
     start = stay.start
     if stay.retracted is not None:
-        add(sums, Cause.RETRACTION, end - start)
+        add(sums, sent_back_for(stay.retracted), end - start)
         return sums
     if stay.planned_in == stay.iteration:
         add(sums, Cause.PLANNING, end - start)

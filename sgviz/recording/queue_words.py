@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from sgviz.events.schema import RequestRetracted
 from sgviz.recording.explanation import Cause, Part, counted
+from sgviz.recording.queue_sums import sent_back_for
 from sgviz.recording.standings import Stay, Stop
 
 
@@ -19,6 +21,11 @@ def queue_part(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) ->
         return Part(start, end - start, Cause.PLANNING, (), "nothing was refused; the next plan decides")
     ahead = _overtakers(rid, stay, stop)
     if ahead:
+        priorities = dict(stop.priorities)
+        higher = tuple(other for other in ahead if priorities.get(other) != stay.priority)
+        if higher:
+            detail = f"priority puts {_names(higher)} first, which came later; {stop.reason}: {stop.words}"
+            return Part(start, end - start, Cause.PRIORITY, higher, detail)
         detail = f"the policy put {_names(ahead)} first, which came later; {stop.reason}: {stop.words}"
         return Part(start, end - start, Cause.POLICY_ORDER, ahead, detail)
     if stop.head == rid:
@@ -51,15 +58,23 @@ def _overtakers(rid: str, stay: Stay, stop: Stop) -> tuple[str, ...]:
 def _after_retraction(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) -> Part:
     told = stay.retracted
     assert told is not None
-    detail = (
-        f"memory ran out while decoding ({told.need:,} KV tokens needed, {told.have:,} to be had): it gave up its KV "
-        f"after {counted(told.output_tokens, 'output token')}"
-    )
+    cause, detail = sent_back_for(told), _why_sent_back(told)
     if stop is not None and stop.t >= stay.start:
         detail += f"; {stop.reason}: {stop.words}"
         holders = _others(rid, holder_rids(stop)) or _survivors(stay)
-        return Part(start, end - start, Cause.RETRACTION, holders, detail)
-    return Part(start, end - start, Cause.RETRACTION, _survivors(stay), detail)
+        return Part(start, end - start, cause, holders, detail)
+    blockers = (told.preempted_by,) if told.preempted_by else _survivors(stay)
+    return Part(start, end - start, cause, blockers, detail)
+
+
+def _why_sent_back(told: RequestRetracted) -> str:
+    gave_up = f"it gave up its KV after {counted(told.output_tokens, 'output token')}"
+    if told.preempted_by:
+        return f"preempted by {told.preempted_by}, which has a higher priority: {gave_up}"
+    if told.paused:
+        return f"generation was paused (mode retract): {gave_up}"
+    numbers = f"{told.need:,} KV tokens needed, {told.have:,} to be had"
+    return f"memory ran out while decoding ({numbers}): {gave_up}"
 
 
 def _survivors(stay: Stay) -> tuple[str, ...]:

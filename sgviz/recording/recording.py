@@ -28,6 +28,7 @@ from sgviz.recording.export import export
 from sgviz.recording.journey import TypeStep, journey
 from sgviz.recording.moment import Moment, moment
 from sgviz.recording.requests import RequestState
+from sgviz.recording.sessions import sessions_table
 from sgviz.recording.source import Source
 from sgviz.recording.store import Progress, read
 from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
@@ -138,6 +139,11 @@ class Recording(Source):
     def tokens(self) -> pd.DataFrame:
         """One row a sampled token, with its times on the way out; see `decisions.tokens_table`."""
         return self._table("tokens", lambda: tokens_table(self._events, self.t0))
+
+    @property
+    def sessions(self) -> pd.DataFrame:
+        """One row a turn of a session, and where its ids came from; see `sessions.sessions_table`."""
+        return self._table("sessions", lambda: sessions_table(self._events, self.t0))
 
     @property
     def cost(self) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from sgviz.events.schema import (
     BatchPlanned,
     BatchProcessed,
     ChunkSent,
+    EmbeddingsPooled,
     Event,
     GrammarQueued,
     GrammarReady,
@@ -32,6 +33,7 @@ from sgviz.events.schema import (
     RequestRetracted,
     RequestTokenized,
     ResponseFinished,
+    SessionTurn,
     TextEmitted,
     TokensSampled,
 )
@@ -72,6 +74,7 @@ class RequestState:
         cached_tokens: prefix found at the first admission. end: stamp of its last event, 0 while it lives.
         refusal: the event that says why it was refused before the scheduler heard of it, at `refused_at`.
         grammar_at: when it began to wait for its grammar (0: it did not). grammar: what was said of that.
+        embedding: it wants a vector and no token.
         parent: the request it is one sample or prompt of. children: those it fanned out into; then it has
             no life of its own in the scheduler.
     """
@@ -94,6 +97,7 @@ class RequestState:
     refused_at: int = 0
     retractions: int = 0
     queued_at: int = 0
+    embedding: bool = False
     grammar_at: int = 0
     grammar: str = ""
     end: int = 0
@@ -192,6 +196,7 @@ class Requests:
     def converted(self, event: Event, body: RequestConverted) -> None:
         state = self.doubles.get(body.rid) or self.begin(body.rid, event.t)
         state.stats.tokenize_start = state.stats.tokenize_start or event.t
+        state.embedding = body.embedding
         if body.prompt_kind == "input_ids" and state.prompt_tokens is None:
             state.prompt_tokens = body.size
         state.mark(event)
@@ -200,6 +205,7 @@ class Requests:
         if body.rid not in self.by_rid:
             self._adopt(body.rid)
         state = self.begin(body.rid, event.t)
+        state.embedding = body.embedding
         state.stats.tokenize_finish = event.t
         state.prompt_tokens = body.prompt_tokens
         state.mark(event)
@@ -249,7 +255,7 @@ class Requests:
         state = self.of(body.rid)
         if body.part == "error":
             state = self.doubles.get(body.rid, state)
-        if body.chars and "chunk.sent" not in (marks := state.marks):
+        if (body.chars or body.part == "body") and "chunk.sent" not in (marks := state.marks):
             marks["chunk.sent"] = event
 
     def response_finished(self, event: Event, body: ResponseFinished) -> None:
@@ -268,6 +274,9 @@ class Requests:
             state.phases[-1].end = state.end
 
     # ------------------------------------------------------------ scheduler
+
+    def session_turn(self, event: Event, body: SessionTurn) -> None:
+        self.of(body.rid).mark(event)
 
     def grammar_queued(self, event: Event, body: GrammarQueued) -> None:
         state = self.of(body.rid)
@@ -289,6 +298,7 @@ class Requests:
         if body.again:
             return
         stats = state.stats
+        state.embedding = body.embedding
         # without a stamp of its own the way through the socket ends where the queue begins
         stats.scheduler_recv = body.received_ns or event.t
         stats.wait_queue_entry = event.t
@@ -325,6 +335,12 @@ class Requests:
             phases = state.phases
             if phases and phases[-1].name is PhaseName.PREFILL:
                 state.enter(PhaseName.DECODE, t)
+
+    def pooled(self, event: Event, body: EmbeddingsPooled) -> None:
+        for rid in body.rids:
+            state = self.of(rid)
+            state.stats.prefill_finished = state.stats.prefill_finished or event.t
+            state.mark(event)
 
     def processed(self, event: Event, body: BatchProcessed) -> None:
         for rid in body.finished:

@@ -22,6 +22,8 @@ from sgviz.events.schema import (
     ChunkSent,
     EngineConfigured,
     Event,
+    GenerationContinued,
+    GenerationPaused,
     LoopIdle,
     LoopResumed,
     QueueEntered,
@@ -31,7 +33,7 @@ from sgviz.events.schema import (
     RequestRetracted,
     ScanStopped,
 )
-from sgviz.recording.parked import Park
+from sgviz.recording.parked import Park, Pauses
 
 Holders = tuple[tuple[str, int], ...]
 MOST_HOLDERS = 8
@@ -52,7 +54,7 @@ class Stop:
     `need`/`have` in the unit of the reason, -1 where no event says it. `holders`: who has the scarce thing.
     `admitted`: who was taken in the same plan, in order, and `numbers` the arrivals in the queue they were.
     `number` is that of the head; `latest` the largest of all these. `words` says it in short. `sorted`: a policy
-    other than fcfs has moved somebody of this queue.
+    other than fcfs has moved somebody of this queue. `priorities`: of the head and the admitted, by rid.
     """
 
     t: int
@@ -66,6 +68,7 @@ class Stop:
     number: int
     words: str
     sorted: bool = False
+    priorities: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def latest(self) -> int:
@@ -91,6 +94,7 @@ class Stay:
     retracted: RequestRetracted | None = None
     retracted_at: int = 0
     survivors: Holders = ()
+    priority: int | None = None
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class Standings:
         stays: by rid, in order. refused_chunks: refusals of a prompt under way, `(t, event)`, by rid.
         aborts: by rid, `(t, event)`. sends: when chunks were handed to the HTTP layer, by rid.
         idles: when the loop told that it was idle. parks: when a debugger held it.
+        gates, pauses: when new requests had to wait before they were sent, and when no batch was planned.
         heads: which stops (by number) were at a request, by rid. sorted_stops: how many of the first n were of a
             queue that a policy had sorted.
     """
@@ -114,6 +119,8 @@ class Standings:
     sends: dict[str, list[int]] = field(default_factory=dict)
     idles: list[int] = field(default_factory=list)
     parks: list[Park] = field(default_factory=list)
+    gates: Pauses = field(default_factory=Pauses)
+    pauses: Pauses = field(default_factory=Pauses)
     heads: dict[str, list[int]] = field(default_factory=dict)
     sorted_stops: list[int] = field(default_factory=lambda: [0])
     _waiting: dict[str, Stay] = field(default_factory=dict)
@@ -122,9 +129,15 @@ class Standings:
     _chunked: str = ""
     _refused: AdmitRefused | None = None
     _retracted: dict[str, tuple[int, RequestRetracted]] = field(default_factory=dict)
+    _preempted: list[str] = field(default_factory=list)
     _most_running: int = -1
     _count: int = 0
     _sorted: bool = False
+
+    @property
+    def held(self) -> tuple[list[Park], list[Park], list[Park]]:
+        """When the door was closed, planning paused, the scheduler parked."""
+        return self.gates.parks, self.pauses.parks, self.parks
 
     def stops_of(self, stay: Stay, until: int) -> tuple[int, int]:
         """The stops that hold during a stay: from the one in force when it began, up to one of `until` or later.
@@ -145,6 +158,10 @@ class Standings:
         stays = self.stays.get(rid)
         return stays[-1].number if stays else 0
 
+    def _priority(self, rid: str) -> int | None:
+        stays = self.stays.get(rid)
+        return stays[-1].priority if stays else None
+
     # ------------------------------------------------------------ building
 
     def _on_configured(self, event: Event, body: EngineConfigured) -> None:
@@ -152,7 +169,7 @@ class Standings:
 
     def _on_entered(self, event: Event, body: QueueEntered) -> None:
         self._count += 1
-        stay = Stay(event.t, self._count, event.iteration)
+        stay = Stay(event.t, self._count, event.iteration, priority=body.priority)
         if body.again and body.rid in self._retracted:
             stay.retracted_at, stay.retracted = self._retracted.pop(body.rid)
             stay.number = self._number(body.rid) or stay.number
@@ -188,12 +205,13 @@ class Standings:
         admitted = tuple([ok.rid for ok in taken])
         numbers = tuple([self._number(rid) for rid in admitted])
         words = budget_words(body.reason, need, have, holders)
+        priorities = tuple([(rid, self._priority(rid)) for rid in (body.rid, *admitted)])
         self.heads.setdefault(body.rid, []).append(len(self.stops))
         self.sorted_stops.append(self.sorted_stops[-1] + self._sorted)
         self.stops.append(
             Stop(
                 event.t, body.rid, body.reason, need, have, holders, admitted, numbers, self._number(body.rid),
-                words, self._sorted,
+                words, self._sorted, priorities,
             )
         )  # fmt: skip
         self._refused = None
@@ -202,6 +220,8 @@ class Standings:
         """What the plan so far says of a budget that is used up without a verdict of its own."""
         taken = tuple((ok.rid, ok.extend) for ok in self._admitted)[:MOST_HOLDERS]
         last = self._admitted[-1] if self._admitted else None
+        if reason is Reason.PRIORITY:
+            return -1, -1, tuple((rid, 1) for rid in self._preempted)[:MOST_HOLDERS]
         if reason in (Reason.RUNNING_SLOTS, Reason.ROWS):
             running = dict(self._running) | {ok.rid: None for ok in self._admitted}
             holders = tuple((rid, 1) for rid in running)[:MOST_HOLDERS]
@@ -212,7 +232,7 @@ class Standings:
         return 1, max(0, have), taken
 
     def _on_planned(self, event: Event, body: BatchPlanned) -> None:
-        self._admitted, self._refused = [], None
+        self._admitted, self._preempted, self._refused = [], [], None
         if body.mode == "decode":
             return
         for rid in body.rids:
@@ -229,6 +249,8 @@ class Standings:
     def _on_retracted(self, event: Event, body: RequestRetracted) -> None:
         self._running.pop(body.rid, None)
         self._retracted[body.rid] = (event.t, body)
+        if body.preempted_by:
+            self._preempted.append(body.rid)
         if self._chunked == body.rid:
             self._chunked = ""
 
@@ -255,6 +277,15 @@ class Standings:
     def _on_resumed(self, event: Event, body: LoopResumed) -> None:
         self.parks.append(Park(body.since_ns, event.t, f"held at {body.at}: {body.why}"))
 
+    def _on_paused(self, event: Event, body: GenerationPaused) -> None:
+        self._pauses_of(event).begin(event, body)
+
+    def _on_continued(self, event: Event, body: GenerationContinued) -> None:
+        self._pauses_of(event).end(event, body)
+
+    def _pauses_of(self, event: Event) -> Pauses:
+        return self.pauses if event.component == "scheduler" else self.gates
+
     def read(self, events: Iterable[Event]) -> Standings:
         """Take in `events` (in the order of time); returns itself."""
         handlers: dict[type, Callable[[Event, Any], None]] = {
@@ -271,6 +302,8 @@ class Standings:
             ChunkSent: self._on_chunk,
             LoopIdle: self._on_idle,
             LoopResumed: self._on_resumed,
+            GenerationPaused: self._on_paused,
+            GenerationContinued: self._on_continued,
         }
         find = handlers.get
         for event in events:
@@ -283,6 +316,10 @@ class Standings:
 def budget_words(reason: Reason, need: int, have: int, holders: Holders) -> str:
     """What was short: `needs 120 KV tokens, 80 to be had; held by r1 (64), r2 (32)`."""
     unit = UNITS.get(reason, "")
+    if reason is Reason.PRIORITY:
+        return f"the room left is for who was sent back: {', '.join(rid for rid, _ in holders)}"
+    if reason is Reason.OTHER_KIND:
+        return f"the batch holds requests of the other kind: {', '.join(rid for rid, _ in holders)}"
     held = ", ".join(f"{rid} ({amount:,})" for rid, amount in holders)
     numbers = f"needs {need:,} {unit}, {have:,} to be had"
     if need < 0 or (need == 1 and have <= 0):

@@ -1,8 +1,9 @@
 """Decode planning and retraction. Mirrors `update_running_batch` and `retract_decode` (facts 5.11).
 
 When the next position of every running request does not fit, requests are retracted: fewest generated
-tokens first and, among equals, the longest prompt; one always stays, and the prompt that is being cut goes
-before that one is given up (SGLang would abort it). Imports: batch, cache, events.
+tokens first and, among equals, the longest prompt (with retraction_policy "priority" the lowest priority before
+that); one always stays, and the prompt that is being cut goes before that one is given up (SGLang would abort it).
+Imports: batch, cache, messages, events.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sgviz.events import schema
 from sgviz.messages import FinishReason
 from sgviz.scheduler.new_token_ratio import RETRACT_DECODE_STEPS
 from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.retraction import give_up_kv, requeue
 from sgviz.scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ class DecodePlanner:
         """The running batch without those that end with a result under way."""
         batch = self._state.running_batch
         before = len(batch)
-        batch.filter_batch(lambda req: not _will_finish_by_length(req))
+        batch.filter_batch(lambda req: not will_finish_by_length(req))
         if len(batch) < before:
             batch.batch_is_full = False
         return batch
@@ -67,7 +69,7 @@ class DecodePlanner:
     def retract_decode(self, batch: ScheduleBatch) -> bool:
         """Shrink the batch until it fits; says whether anything is left of it."""
         state = self._state
-        order = sorted(batch.reqs, key=lambda req: (-len(req.output_ids), len(req.origin_input_ids)))
+        order = sorted(batch.reqs, key=self._keeping)
         victims: list[tuple[Req, int, int]] = []
         while not self._fits(order):
             need, have = self._need(order), state.cache.room()
@@ -78,8 +80,7 @@ class DecodePlanner:
                 self._ender.drop(victim, "running", victim.to_finish.message or "", victim.to_finish)
                 continue
             victims.append((victim, need, have))
-            state.cache.release(victim, [], insert=False, why="retract")
-            victim.reset_for_retract()
+            give_up_kv(state, victim)
         kept = set(map(id, order))  # membership only
         batch.reqs = [req for req in batch.reqs if id(req) in kept]
         batch.batch_is_full = False
@@ -88,6 +89,12 @@ class DecodePlanner:
         if not self._fits(batch.reqs):
             self._abort_last(batch)
         return bool(batch.reqs)
+
+    def _keeping(self, req: Req) -> tuple[int, int, int]:
+        """Who is kept comes first."""
+        rules = self._state.limits.priorities
+        rank = rules.rank(req) if rules.retract_lowest else 0
+        return rank, -len(req.output_ids), len(req.origin_input_ids)
 
     def _next_victim(self, order: list[Req]) -> Req | None:
         """The last in `order`, which loses it; when only one is left there, the prompt that is being cut."""
@@ -105,31 +112,12 @@ class DecodePlanner:
         log.warning(
             "KV full: retracted %d requests, new_token_ratio %.3f -> %.3f", len(victims), before, after
         )
-        now = state.clock.now()
         for req, need, have in victims:
-            req.requeued_ns = now
-            state.enqueue(req)
-            if state.trace.on:
-                state.trace.emit(
-                    schema.RequestRetracted(
-                        rid=req.rid,
-                        output_tokens=len(req.output_ids),
-                        need=need,
-                        have=have,
-                        ratio_before=before,
-                        ratio_after=after,
-                    )
-                )
-                state.trace.emit(
-                    schema.QueueEntered(
-                        rid=req.rid,
-                        position=len(state.waiting_queue) - 1,
-                        prompt_tokens=len(req.origin_input_ids),
-                        max_new_tokens=req.max_new_tokens,
-                        stream=req.stream,
-                        again=True,
-                    )
-                )
+            told = schema.RequestRetracted(
+                rid=req.rid, output_tokens=len(req.output_ids), need=need, have=have, ratio_before=before,
+                ratio_after=after,
+            )  # fmt: skip
+            requeue(state, req, told)
 
     def _abort_last(self, batch: ScheduleBatch) -> None:
         """The only request left does not fit alone."""
@@ -145,10 +133,10 @@ class DecodePlanner:
         batch.reqs = []
 
 
-def _will_finish_by_length(req: Req) -> bool:
+def will_finish_by_length(req: Req) -> bool:
     """The tokens under way bring it to its limit: another forward would be for nothing."""
     return req.inflight > 0 and len(req.output_ids) + req.inflight >= req.max_new_tokens
 
 
 def _ends_next(req: Req) -> bool:
-    return _will_finish_by_length(req) or req.to_finish is not None
+    return will_finish_by_length(req) or req.to_finish is not None

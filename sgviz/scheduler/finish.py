@@ -5,11 +5,14 @@ The scheduler decodes the tail of a request only if it has stop strings. Imports
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from sgviz.batch.req import Req
 from sgviz.messages import FinishReason
 from sgviz.scheduler.state import Limits
+
+log = logging.getLogger(__name__)
 
 PARTIAL = "\ufffd"  # what bytes that make no character yet decode to
 
@@ -33,7 +36,10 @@ def finish_reason(req: Req, limits: Limits, decode: Decode) -> FinishReason | No
     if not 0 <= token < limits.vocab_size:
         message = f"the model gave token {token}, outside the vocabulary of {limits.vocab_size}"
         return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
-    text_match = _matched_stop(req, decode)
+    try:
+        text_match = _matched_stop(req, decode)
+    except Exception as error:
+        return _undecodable(req, error)
     if text_match is not None:
         return FinishReason(type="stop", matched=text_match)
     if not params.ignore_eos and (token in limits.eos_token_ids or token in (params.stop_token_ids or ())):
@@ -43,6 +49,13 @@ def finish_reason(req: Req, limits: Limits, decode: Decode) -> FinishReason | No
     if len(req.output_ids) >= req.max_new_tokens:
         return FinishReason(type="length", length=len(req.output_ids))
     return None
+
+
+def _undecodable(req: Req, error: Exception) -> FinishReason:
+    """The end of a request whose newest tokens the tokenizer raises at."""
+    log.error("request %s ends: its stop strings cannot be looked for", req.rid, exc_info=error)
+    message = f"its tokens could not be decoded to look for stop strings: {type(error).__name__}: {error}"
+    return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
 
 
 def tail_may_become_stop(req: Req, decode: Decode) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sgviz.batch.req import Req
 from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import Reason, schema
-from sgviz.grammar import GrammarCompiler, Ticket
+from sgviz.grammar import GrammarCompiler, Key, Ticket
 from sgviz.messages import FinishReason
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.state import SchedulerState
@@ -63,7 +63,8 @@ class GrammarQueue:
                 req, f"{key[0]} needs a grammar backend, and this server has none (grammar_backend none)"
             )
             return
-        waiting = _Waiting(req, self._compiler.ask(key), self._state.clock.now())
+        ticket = self._compiler.ask(Key(*key, req.require_reasoning))
+        waiting = _Waiting(req, ticket, self._state.clock.now())
         if waiting.ticket.done:
             self._settle(waiting)
             return
@@ -131,7 +132,7 @@ class GrammarQueue:
 
     def _tell(self, req: Req, ticket: Ticket, error: str) -> None:
         if self._state.trace.on:
-            kind, text = ticket.key
+            kind, text, *_ = ticket.key
             body = schema.GrammarReady(
                 rid=req.rid,
                 grammar=kind,

@@ -6,13 +6,14 @@ one-token prefill. Imports: messages, channel, batch, grammar, events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from sgviz.batch.req import Req
+from sgviz.errors import BadRequest
 from sgviz.events import Reason, schema
 from sgviz.grammar import GrammarCompiler
 from sgviz.messages import (
@@ -27,13 +28,17 @@ from sgviz.messages import (
     GetInternalStateReqOutput,
     HealthCheckOutput,
     ShutdownReq,
+    TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     ToScheduler,
 )
 from sgviz.messages.generate import most_new_tokens
 from sgviz.messages.rids import HEALTH_CHECK_PREFIX
+from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.grammar_queue import GrammarQueue
+from sgviz.scheduler.queue_limit import QueueLimit
 from sgviz.scheduler.requests import RequestEnder
+from sgviz.scheduler.sessions import Sessions
 from sgviz.scheduler.state import SchedulerState
 
 
@@ -61,24 +66,33 @@ class Intake:
         to_detokenizer: Outbox,
         grammars: GrammarCompiler | None,
         grammar_timeout: float,
+        decode: Decode,
     ) -> None:
         self._state = state
         self._grammars = GrammarQueue(state, ender, grammars, grammar_timeout, self._enter)
         self._inbox = inbox
         self._ender = ender
+        self._queue_limit = QueueLimit(state, ender)
+        self._sessions = Sessions(state, ender, to_tokenizer, decode)
         self._to_tokenizer = to_tokenizer
         self._to_detokenizer = to_detokenizer
         self._encode = msgspec.msgpack.Encoder().encode
         self.shutdown = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedGenerateReqInput: self._generate,
+            TokenizedEmbeddingReqInput: self._generate,
             AbortReq: self._abort,
             FlushCacheReqInput: self._flush,
             GetInternalStateReq: self._internal_state,
             ConfigureTraceReq: self._configure_trace,
             ShutdownReq: self._shutdown,
             DebugReq: self._refuse_debugger,
+            **self._sessions.handlers,
         }
+
+    def add_handlers(self, handlers: Mapping[type, Callable[[Any], None]]) -> None:
+        """Let somebody else take messages of these types."""
+        self._handlers.update(handlers)
 
     def receive(self) -> int:
         """Handle all messages that are there, and see whose grammar is; never waits. Returns how many messages."""
@@ -86,15 +100,23 @@ class Intake:
         for message in messages:
             self._handlers[type(message)](message)
         self._grammars.look()
+        self._sessions.reap()
         return len(messages)
 
     def _generate(self, message: TokenizedGenerateReqInput) -> None:
         """Make a Req of it, or refuse it with a reason."""
         state = self._state
         now = state.clock.now()
-        if message.rid.startswith(HEALTH_CHECK_PREFIX) and not state.is_fully_idle:
+        if message.rid.startswith(HEALTH_CHECK_PREFIX) and not (state.is_fully_idle and state.pause is None):
             state.health_probes += 1
             return
+        try:
+            turn = self._sessions.turn(message)
+        except BadRequest as error:
+            self._ender.refuse(message.rid, error.message, error.status)
+            return
+        if turn is not None:
+            message = turn.message
         refusal = self._refusal(message)
         if refusal is not None:
             self._ender.refuse(message.rid, *refusal)
@@ -107,11 +129,21 @@ class Intake:
             stream=message.stream,
             return_logprob=message.return_logprob,
             top_logprobs_num=message.top_logprobs_num,
+            logprob_start_len=message.logprob_start_len,
+            token_ids_logprob=tuple(message.token_ids_logprob or ()),
+            custom_logit_processor=message.custom_logit_processor,
+            require_reasoning=message.require_reasoning,
             extra_key=message.extra_key,
+            priority=state.limits.priorities.settle(message.priority),
             time_stats=message.time_stats,
         )
+        if isinstance(message, TokenizedEmbeddingReqInput):
+            req.is_embedding, req.dimensions = True, message.dimensions
+            req.whole_prompt = state.limits.whole_prompt_embeddings
         req.time_stats.scheduler_recv = now
         state.live[req.rid] = req
+        if turn is not None:
+            self._sessions.begin(turn, req)
         self._grammars.take(req)
 
     def _enter(self, req: Req) -> None:
@@ -133,13 +165,8 @@ class Intake:
                 400,
                 Reason.NEVER_FITS,
             )
-        if limits.max_queued_requests is not None and state.num_queued >= limits.max_queued_requests:
-            return (
-                f"the queue is full ({limits.max_queued_requests} requests wait); try again later",
-                503,
-                None,
-            )
-        return None
+        why = limits.priorities.refusal(message.priority) or self._queue_limit.refusal(message.priority)
+        return (why, 503, None) if why else None
 
     def _max_new_tokens(self, message: TokenizedGenerateReqInput) -> int:
         """The request's limit, clamped so that it fits context and memory when alone."""
@@ -169,6 +196,8 @@ class Intake:
                 extra_key=req.namespace,
                 received_ns=req.time_stats.scheduler_recv,
                 probe=req.rid.startswith(HEALTH_CHECK_PREFIX),
+                priority=req.priority,
+                embedding=req.is_embedding,
             )
         )
 
@@ -180,7 +209,7 @@ class Intake:
 
     def _flush(self, message: FlushCacheReqInput) -> None:
         state = self._state
-        if state.is_fully_idle and state.cache.flush():
+        if state.may_flush and state.cache.flush():
             self._grammars.clear_cache()
             reply = FlushCacheReqOutput(id=message.id, success=True, message="cache flushed")
         else:
@@ -194,8 +223,10 @@ class Intake:
         self._to_tokenizer.send(reply)
 
     def _internal_state(self, message: GetInternalStateReq) -> None:
-        # through the detokenizer, which adds its own account
-        self._to_detokenizer.send(GetInternalStateReqOutput(id=message.id, state=internal_state(self._state)))
+        # through the detokenizer, which adds its own account; the sign goes straight, should that one be silent
+        self._to_tokenizer.send(HealthCheckOutput(rid="", forward=False))
+        account = {**internal_state(self._state), "num_sessions": len(self._sessions)}
+        self._to_detokenizer.send(GetInternalStateReqOutput(id=message.id, state=account))
 
     def _configure_trace(self, message: ConfigureTraceReq) -> None:
         self._state.trace.on = message.on
@@ -207,6 +238,7 @@ class Intake:
         self._to_tokenizer.send(DebugReqOutput(id=message.id, status=DebugStatus(), error=error))
 
     def _shutdown(self, message: ShutdownReq) -> None:
+        self._sessions.close_all("the engine stops")
         self._to_detokenizer.send(message)
         self.shutdown = True
 
@@ -227,6 +259,7 @@ def internal_state(state: SchedulerState) -> dict[str, int | float]:
         "num_grammar_queue_reqs": len(state.grammar_queue),
         "num_chunked_reqs": int(state.chunked_req is not None),
         "num_live_reqs": len(state.live),
+        "num_paused_reqs": len(state.live) if state.pause is not None else 0,
         "forward_ct": state.forward_ct,
         "new_token_ratio": state.ratio.current,
         "max_total_num_tokens": ledger.total,

@@ -14,15 +14,17 @@ import msgspec
 
 from sgviz.batch.req import INIT_INCREMENTAL_DETOKENIZATION_OFFSET, Req
 from sgviz.events import schema
-from sgviz.messages import BatchTokenIDOutput
+from sgviz.messages import BatchEmbeddingOutput, BatchTokenIDOutput
+from sgviz.scheduler.embedding_output import embedding_output
 from sgviz.scheduler.finish import Decode, tail_may_become_stop
+from sgviz.scheduler.logprob_columns import add_logprobs
 from sgviz.scheduler.state import SchedulerState
 
 FORCE_STREAM_INTERVAL = 50
 
 
 class ToDetokenizer(Protocol):
-    def send(self, message: BatchTokenIDOutput) -> None: ...
+    def send(self, message: BatchTokenIDOutput | BatchEmbeddingOutput) -> None: ...
 
 
 class OutputStreamer:
@@ -39,16 +41,15 @@ class OutputStreamer:
         if not due:
             return
         now = self._state.clock.now()
-        out = _empty(with_logprobs=any(req.return_logprob for req in due))
-        counts = []
         for req in due:
             req.time_stats.output_streamed = now
-            counts.append(len(req.output_ids) - req.send_token_offset)
-            _append(out, req)
+        # a batch for vectors has no other members
+        out = embedding_output(due) if due[0].is_embedding else _token_ids(due)
         trace = self._state.trace
         if trace.on:  # before the send: the next stage's event must not come earlier than this one
             finished = tuple([req.finished for req in due])
-            trace.emit(schema.OutputStreamed(rids=tuple(out.rids), tokens=tuple(counts), finished=finished))
+            counts = tuple(map(len, out.output_ids))
+            trace.emit(schema.OutputStreamed(rids=tuple(out.rids), tokens=counts, finished=finished))
         self._to_detokenizer.send(out)
 
     def _is_due(self, req: Req) -> bool:
@@ -64,15 +65,22 @@ class OutputStreamer:
         return (first or unsent >= interval) and not tail_may_become_stop(req, self._decode)
 
 
-def _empty(*, with_logprobs: bool) -> BatchTokenIDOutput:
-    out = BatchTokenIDOutput(
+def _token_ids(due: list[Req]) -> BatchTokenIDOutput:
+    """The rows of `due`, in their order."""
+    out = _empty()
+    starts = [req.send_token_offset for req in due]
+    for req in due:
+        _append(out, req)
+    add_logprobs(out, due, starts)
+    return out
+
+
+def _empty() -> BatchTokenIDOutput:
+    return BatchTokenIDOutput(
         rids=[], finished_reasons=[], output_ids=[], prompt_tokens=[], completion_tokens=[], cached_tokens=[],
         retraction_counts=[], time_stats=[], decode_ids=[], read_offsets=[], skip_special_tokens=[],
         spaces_between_special_tokens=[], no_stop_trim=[],
     )  # fmt: skip
-    if with_logprobs:
-        out.output_token_logprobs, out.output_top_logprobs = [], []
-    return out
 
 
 def _append(out: BatchTokenIDOutput, req: Req) -> None:
@@ -97,8 +105,5 @@ def _append(out: BatchTokenIDOutput, req: Req) -> None:
     out.skip_special_tokens.append(params.skip_special_tokens)
     out.spaces_between_special_tokens.append(params.spaces_between_special_tokens)
     out.no_stop_trim.append(params.no_stop_trim)
-    if out.output_token_logprobs is not None:
-        out.output_token_logprobs.append(req.output_logprobs[start:])
-        out.output_top_logprobs.append(req.output_top_logprobs[start:])
     req.send_token_offset = len(req.output_ids)
     req.finished_output = req.finished

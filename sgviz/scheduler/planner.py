@@ -12,6 +12,7 @@ from sgviz.events import Reason, schema
 from sgviz.scheduler.admission_log import AdmissionLog
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.policy import PolicyView, SchedulePolicy
+from sgviz.scheduler.preemption import Preemption
 from sgviz.scheduler.prefill_adder import Admitted, PrefillAdder, Refused, Verdict
 from sgviz.scheduler.queue_order import order_queue
 from sgviz.scheduler.requests import RequestEnder
@@ -35,20 +36,25 @@ class Planner:
         self._ender = ender
         self._view = PolicyView(state)
         self._log = AdmissionLog(state.trace)
+        self._preemption = Preemption(state)
         self.adder: PrefillAdder | None = None
         self.adder_iteration = self.adder_room = 0
         self.is_scanning = False
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The next batch with rows and slots taken, or None if nothing can run."""
-        self._settle_chunk()
-        self._settle_last_batch()
+        self.settle()
         batch = self._new_prefill_batch()
         if batch is None:
             batch = self._decode.next_batch()
         if batch is not None:
             self._emit_planned(batch)
         return batch
+
+    def settle(self) -> None:
+        """Put in order what the turn before has left."""
+        self._settle_chunk()
+        self._settle_last_batch()
 
     def _settle_chunk(self) -> None:
         """Drop an aborted chunked request, or put what it computed into the tree."""
@@ -86,12 +92,13 @@ class Planner:
     def _new_prefill_batch(self) -> ScheduleBatch | None:
         state = self._state
         running = state.running_batch
-        if running.is_empty:
+        priorities = state.limits.priorities
+        if running.is_empty or priorities.enabled:  # a newcomer may stand before the one that did not fit
             running.batch_is_full = False
         if (running.batch_is_full or not state.waiting_queue) and state.chunked_req is None:
             return None
         slots = self._free_slots()
-        if slots <= 0 and state.chunked_req is None:
+        if slots <= 0 and state.chunked_req is None and not priorities.preempts:
             running.batch_is_full = True
             self._refuse_for_slots()
             return None
@@ -103,7 +110,9 @@ class Planner:
 
     def _order_queue(self) -> None:
         state = self._state
-        state.waiting_queue = order_queue(state.waiting_queue, self.policy, self._view, state.trace)
+        state.waiting_queue = order_queue(
+            state.waiting_queue, self.policy, self._view, state.trace, state.limits.priorities
+        )
 
     def _free_slots(self) -> int:
         """How many requests this batch may hold: running slots and rows (the chunked one has its row)."""
@@ -125,31 +134,60 @@ class Planner:
         )
         self.adder, self.adder_iteration, self.is_scanning = adder, state.trace.iteration, True
         stop: Reason | None = None
+        queue = tuple(state.waiting_queue)  # who is preempted goes behind it
+        self._preemption.begin()
+        if queue and self._preemption.chunk_makes_way(adder, queue[0], slots):
+            slots = self._free_slots()
         if state.chunked_req is not None:
             verdict = adder.add_chunked_req(state.chunked_req)
             self._log.verdict(verdict)
             stop = verdict.next if isinstance(verdict, Admitted) else verdict.reason
-        for position, req in enumerate(state.waiting_queue):
+        for position, req in enumerate(queue):
+            if stop is None and adder.can_run_list and adder.can_run_list[0].is_embedding != req.is_embedding:
+                stop = Reason.OTHER_KIND
             if stop is None and len(adder.can_run_list) >= slots:
                 state.running_batch.batch_is_full = True
                 stop = self._slot_reason()
-            if stop is None:
-                verdict = self._try(adder, req)
-                if isinstance(verdict, Admitted):
-                    stop = verdict.next
-                    continue
-                stop = verdict.reason
-            self._log.scan_stopped(req.rid, stop, len(state.waiting_queue) - position - 1)
+            if stop is None and self._preemption.goes_behind(req):
+                stop = Reason.PRIORITY
+            taken = self._take(adder, req, stop, slots)
+            if isinstance(taken, Admitted):
+                stop, slots = taken.next, self._free_slots()
+                continue
+            stop = taken
+            self._log.scan_stopped(req.rid, stop, len(queue) - position - 1)
             break
         if stop is Reason.KV:
             state.running_batch.batch_is_full = bool(adder.can_run_list) or len(state.running_batch) > 0
         self.is_scanning, self.adder_room = False, state.cache.room()
         return adder
 
+    def _take(self, adder: PrefillAdder, req: Req, stop: Reason | None, slots: int) -> Admitted | Reason:
+        """`req` into the batch, if it must be and can be by preemption; or why not (`stop`, where that is known)."""
+        if stop is None:
+            verdict = self._try(adder, req)
+            if isinstance(verdict, Admitted):
+                return verdict
+            stop = verdict.reason
+        if not self._makes_way(adder, req, stop, slots):
+            return stop
+        verdict = self._try(adder, req)
+        return verdict if isinstance(verdict, Admitted) else verdict.reason
+
+    def _makes_way(self, adder: PrefillAdder, req: Req, stop: Reason, slots: int) -> bool:
+        """Whether running requests of a lower priority were sent back for `req`, so that it can be taken now."""
+        # decoding requests that ride along may leave no page of the chunk budget
+        by_riders = stop is Reason.CHUNK_BUDGET and adder.mixed_decode_tokens and not adder.can_run_list
+        if stop not in (Reason.KV, Reason.RUNNING_SLOTS, Reason.ROWS) and not by_riders:
+            return False
+        if adder.can_run_list and adder.can_run_list[0].is_embedding != req.is_embedding:
+            return False
+        return self._preemption.make_way(adder, req, slots)
+
     def _try(self, adder: PrefillAdder, req: Req) -> Verdict:
         """The adder's verdict on one candidate, told."""
         state = self._state
-        limit = req.seqlen - 1  # one token must be computed to get logits
+        limit = req.max_prefix_len
         match = state.cache.match(req.fill_ids(), req.namespace, limit)
         verdict = adder.add_one_req(req, match)
         if isinstance(verdict, Admitted):
@@ -170,7 +208,7 @@ class Planner:
         pool, chunked = state.cache.req_to_token_pool, adder.new_chunked_req
         batch = ScheduleBatch(pool, list(adder.can_run_list), chunked_req=chunked)
         batch.prepare_for_extend(state.cache, state.take_bid())
-        if self._mixes() and self._decode.can_ride_along():
+        if self._mixes() and not batch.is_embedding and self._decode.can_ride_along():
             batch.mix_with_running(state.running_batch, state.cache)
             state.running_batch = ScheduleBatch(pool)
         return batch
@@ -182,6 +220,8 @@ class Planner:
         stats.forward_entry = stats.forward_entry or now
         if not req.counted_cached and not req.is_retracted:
             req.cached_tokens = req.prefix_len
+            self._state.prompt_ct += len(req.origin_input_ids)
+            self._state.cached_ct += req.prefix_len
         req.counted_cached = True
         req.is_retracted = False
 

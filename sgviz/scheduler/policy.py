@@ -14,7 +14,8 @@ fcfs without a radix cache, and lpm also with a long queue. One of your own, who
     Engine(mode="processes", schedule_policy="my_policies.py:ShortestPromptFirst")     # or module:Class
 
 `sgviz serve --schedule-policy` takes the names too. A policy that raises, drops or doubles a request is
-reported (`policy.failed`, and in the log), and that plan is made in order of arrival.
+reported (`policy.failed`, and in the log), and that plan is made in order of arrival. With priority scheduling the
+priority goes first, and the policy orders those of equal priority.
 Imports: batch, cache, events.
 """
 

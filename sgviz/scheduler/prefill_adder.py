@@ -7,6 +7,7 @@ who holds it. Simplified: no host cache, no LoRA, no delayer. Imports: batch, ca
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class PrefillAdder:
     Args:
         running: requests that are decoding; their future tokens are reserved at `ratio`.
         mixed_decode_tokens: decoding requests that will ride along in this batch.
+        supposed_room: tokens that would be free if what `would_take` asks about came to be.
     """
 
     cache: KVCache
@@ -87,12 +89,10 @@ class PrefillAdder:
     current_offset: int = 0
     rem_input: int = 0
     rem_chunk: int | None = None
+    supposed_room: int = 0
 
     def __post_init__(self) -> None:
-        self.total_offset = self.mixed_decode_tokens + sum(
-            remaining_output(req) * (1.0 if req.sampling_params.ignore_eos else self.ratio)
-            for req in self.running
-        )
+        self.total_offset = self.mixed_decode_tokens + sum(self._promised(req) for req in self.running)
         self.current_offset = self.mixed_decode_tokens
         self.rem_input = self.limits.max_prefill_tokens - self.mixed_decode_tokens
         if self.limits.chunked_prefill_size is not None:
@@ -101,12 +101,12 @@ class PrefillAdder:
     @property
     def rem_total(self) -> float:
         """Tokens not yet spoken for; live, since locking a prefix makes less of the tree evictable."""
-        return self.cache.room() - self.total_offset
+        return self._room() - self.total_offset
 
     @property
     def cur_rem(self) -> int:
         """Tokens free for this very step."""
-        return self.cache.room() - self.current_offset
+        return self._room() - self.current_offset
 
     def add_chunked_req(self, req: Req) -> Verdict:
         """Continue the prompt that is under way: it goes first and skips the memory check.
@@ -130,20 +130,10 @@ class PrefillAdder:
 
     def add_one_req(self, req: Req, match: Match) -> Verdict:
         """Try a waiting request whose cached prefix is `match`; on success its prefix is locked."""
-        if (
-            self.limits.prefill_max_requests is not None
-            and len(self.can_run_list) >= self.limits.prefill_max_requests
-        ):
-            return self._refuse(
-                req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, self.limits.prefill_max_requests
-            )
-        extend = req.seqlen - match.length
-        need = extend + remaining_output(req) + self.limits.page_size
+        extend, need = req.seqlen - match.length, self.need_of(req, match)
         with self.cache.held(match.node):
             have = math.ceil(self.rem_total)  # need < rem_total is need < have: need is whole
-            if not self._memory_fits(req, extend, need):
-                return self._refuse(req, Reason.KV, need, have)
-            length = self._length_in_budget(req, match.length, extend)
+            length = self._judge(req, match)
             if isinstance(length, Refused):
                 return length
             self.cache.adopt(req, match)
@@ -154,6 +144,41 @@ class PrefillAdder:
             self.new_chunked_req = req
         self._commit(req, length, reserve=not chunked)
         return self._admitted(req, need, have, chunked=chunked)
+
+    def need_of(self, req: Req, match: Match) -> int:
+        """KV tokens that must be free for a waiting request: its prompt, its output and a page."""
+        return req.seqlen - match.length + remaining_output(req) + self.limits.page_size
+
+    def would_take(self, req: Req, match: Match, without: Sequence[Req]) -> bool:
+        """Whether `req` would be admitted if the requests `without` gave up all they have; changes nothing."""
+        trial = copy.copy(self)
+        trial.forget(without)
+        trial.supposed_room = self.cache.releasable(without)
+        return not isinstance(trial._judge(req, match), Refused)
+
+    def forget(self, gone: Sequence[Req]) -> None:
+        """Take requests that run no longer out of the accounts."""
+        names = set(map(id, gone))  # membership only
+        left = [req for req in self.running if id(req) not in names]
+        self.total_offset -= sum(self._promised(req) for req in self.running if id(req) in names)
+        if self.mixed_decode_tokens:
+            self._ride_along(len(left) - len(self.running))
+        self.running = left
+
+    def leaves_budget_after(self, chunked: Req) -> bool:
+        """Whether the prompt under way, which goes first, leaves something of the chunk budget to others."""
+        rest = self._ceil_page(chunked.seqlen - chunked.prefix_len)
+        return self.rem_chunk is None or rest < self.rem_chunk
+
+    def _judge(self, req: Req, match: Match) -> int | Refused:
+        """How many tokens of `req` would be taken now, or why none; `match.node` is held."""
+        most = self.limits.prefill_max_requests
+        if most is not None and len(self.can_run_list) >= most:
+            return self._refuse(req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, most)
+        extend, need = req.seqlen - match.length, self.need_of(req, match)
+        if not self._memory_fits(req, extend, need):
+            return self._refuse(req, Reason.KV, need, math.ceil(self.rem_total))
+        return self._length_in_budget(req, match.length, extend)
 
     def _length_in_budget(self, req: Req, prefix: int, extend: int) -> int | Refused:
         """How much of the extend fits this batch, or why none does."""
@@ -208,6 +233,22 @@ class PrefillAdder:
         self.rem_input -= pages
         if self.rem_chunk is not None:
             self.rem_chunk -= pages
+
+    def _room(self) -> int:
+        return self.cache.room() + self.supposed_room
+
+    def _promised(self, req: Req) -> float:
+        """Future tokens of a running request that nobody else may count on."""
+        return remaining_output(req) * (1.0 if req.sampling_params.ignore_eos else self.ratio)
+
+    def _ride_along(self, more: int) -> None:
+        """So many more (or fewer) decoding requests are in this batch, a token each."""
+        self.mixed_decode_tokens += more
+        self.total_offset += more
+        self.current_offset += more
+        self.rem_input -= more
+        if self.rem_chunk is not None:
+            self.rem_chunk -= more
 
     @staticmethod
     def _reserved(req: Req, reserve: bool) -> int:

@@ -61,6 +61,14 @@ class RequestEnder:
             req.finished_output = True  # a late result that it is a member of must not send it again
             self._to_tokenizer.send(AbortReq(rid=req.rid, finished_reason=req.finished_reason))
 
+    def take_out(self, req: Req, why: str, reason: FinishReason, cause: Reason) -> None:
+        """End a request that waits, for a batch or for a grammar."""
+        state = self._state
+        where = "grammar" if any(other is req for other in state.grammar_queue) else "waiting"
+        state.waiting_queue = [other for other in state.waiting_queue if other is not req]
+        state.grammar_queue = [other for other in state.grammar_queue if other is not req]
+        self.drop(req, where, why, reason, cause=cause)
+
     def refuse(self, rid: str, message: str, status_code: int, cause: Reason | None = None) -> None:
         """Answer a request that never became one. `cause`: the limit it can never keep, if that is why."""
         kind = "BadRequestError" if status_code == 400 else "ServiceUnavailableError"

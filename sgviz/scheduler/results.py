@@ -12,12 +12,15 @@ from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.events import schema
 from sgviz.messages import FinishReason, HealthCheckOutput
+from sgviz.scheduler.embedding_output import take_embedding
 from sgviz.scheduler.finish import Decode, finish_reason
 from sgviz.scheduler.launched import Launched
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.requests import ToTokenizerManager
 from sgviz.scheduler.state import SchedulerState
-from sgviz.worker.protocol import GenerationBatchResult
+from sgviz.worker.protocol import BatchResult, EmbeddingBatchResult, GenerationBatchResult
+
+FLOAT32_BYTES = 4
 
 
 class ResultProcessor:
@@ -35,15 +38,48 @@ class ResultProcessor:
         self._to_tokenizer = to_tokenizer
         self._decode = decode
 
-    def process(self, launched: Launched, result: GenerationBatchResult, wait_ns: int) -> None:
+    def process(self, launched: Launched, result: BatchResult, wait_ns: int) -> None:
         """Put `result`, waited for since `wait_ns`, into the requests of the launch it belongs to."""
         state, batch = self._state, launched.batch
         self._emit_finished(result, wait_ns)
+        if isinstance(result, EmbeddingBatchResult):
+            ended = self._put_embeddings(launched, result)
+        else:
+            ended = self._put_tokens(launched, result)
+        if state.trace.on:
+            state.trace.emit(schema.BatchProcessed(bid=batch.bid, finished=tuple([req.rid for req in ended])))
+        self._streamer.stream_output([req for req in batch.reqs if req is not batch.chunked_req])
+        self._answer_probes(state)
+
+    def _put_embeddings(self, launched: Launched, result: EmbeddingBatchResult) -> list[Req]:
+        """The vectors into the requests, which end with them; those that ended."""
+        batch, trace = launched.batch, self._state.trace
+        taken: list[Req] = []
+        for i, req in enumerate(batch.reqs):
+            if req is batch.chunked_req or not launched.still_valid(i):
+                continue
+            req.inflight -= 1
+            if not req.finished:
+                has_it = take_embedding(req, result.embeddings[i], self._state.clock.now())
+                if has_it:
+                    taken.append(req)
+                self._settle(req, batch, i, sound=has_it)
+        if trace.on:
+            dims = tuple([len(req.embedding) // FLOAT32_BYTES for req in taken])
+            rids = tuple([req.rid for req in taken])
+            trace.emit(schema.EmbeddingsPooled(bid=batch.bid, rids=rids, dims=dims))
+        return [req for req in batch.reqs if req.finished and not req.finished_output]
+
+    def _put_tokens(self, launched: Launched, result: GenerationBatchResult) -> list[Req]:
+        """The tokens into the requests; those that ended."""
+        batch = launched.batch
         taken: list[Req] = []
         tokens: list[int] = []
         for i, req in enumerate(batch.reqs):
             if not launched.still_valid(i):
                 continue
+            if result.input_logprobs is not None and (part := result.input_logprobs[i]) is not None:
+                req.input_logprobs.extend(part)
             if req is batch.chunked_req:
                 continue
             req.inflight -= 1
@@ -52,11 +88,10 @@ class ResultProcessor:
             if self._append(req, i, result):
                 taken.append(req)
                 tokens.append(result.next_token_ids[i])
-            self._settle(req, batch, i)
-        ended = [req for req in batch.reqs if req.finished and not req.finished_output]
-        self._emit_processed(batch.bid, taken, tokens, ended)
-        self._streamer.stream_output([req for req in batch.reqs if req is not batch.chunked_req])
-        self._answer_probes(state)
+            self._settle(req, batch, i, sound=i not in result.nan_members)
+        self._state.generated_ct += len(tokens)
+        self._emit_sampled(batch.bid, taken, tokens)
+        return [req for req in batch.reqs if req.finished and not req.finished_output]
 
     def _append(self, req: Req, i: int, result: GenerationBatchResult) -> bool:
         """Take the new token unless the request is being aborted, wants none, or its grammar does not let it."""
@@ -64,6 +99,14 @@ class ResultProcessor:
         if req.to_finish is not None:
             req.finished_reason = req.to_finish
             return False
+        if i in result.failures:
+            req.finished_reason = _processor_failed(req, result.failures[i])
+            return False
+        if i in result.nan_members:
+            req.finished_reason = _not_a_number(req)
+            return False
+        if result.token_ids_logprobs is not None and req.token_ids_logprob:
+            req.output_token_ids_logprobs.append(result.token_ids_logprobs[i])
         if req.max_new_tokens == 0:
             req.finished_reason = FinishReason(type="length", length=0)
             return False
@@ -78,13 +121,16 @@ class ResultProcessor:
         req.finished_reason = finish_reason(req, self._state.limits, self._decode)
         return True
 
-    def _settle(self, req: Req, batch: ScheduleBatch, i: int) -> None:
-        """Memory after the token: a finished request gives all back, a prefilled one shares its prompt."""
+    def _settle(self, req: Req, batch: ScheduleBatch, i: int, *, sound: bool = True) -> None:
+        """Memory after the token: a finished request gives all back, a prefilled one shares its prompt.
+
+        `sound`: the KV that the forward wrote may be shared.
+        """
         state = self._state
         if req.finished:
             req.time_stats.completion = state.clock.now()
             ids = req.fill_ids()[: req.committed_len]
-            state.cache.release(req, ids, insert=True, why="finish")
+            state.cache.release(req, ids, insert=sound, why="finish")
             state.live.pop(req.rid, None)
         elif batch.forward_mode.is_extend and i < len(batch.reqs) - batch.decode_rows:
             state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
@@ -94,7 +140,7 @@ class ResultProcessor:
             self._to_tokenizer.send(HealthCheckOutput(rid=""))
         state.health_probes = 0
 
-    def _emit_finished(self, result: GenerationBatchResult, wait_ns: int) -> None:
+    def _emit_finished(self, result: BatchResult, wait_ns: int) -> None:
         trace = self._state.trace
         if trace.on:
             trace.emit(
@@ -111,12 +157,11 @@ class ResultProcessor:
                 )
             )
 
-    def _emit_processed(self, bid: int, taken: list[Req], tokens: list[int], ended: list[Req]) -> None:
+    def _emit_sampled(self, bid: int, taken: list[Req], tokens: list[int]) -> None:
         trace = self._state.trace
         if trace.on:
             rids = tuple([req.rid for req in taken])
             trace.emit(schema.TokensSampled(bid=bid, rids=rids, token_ids=tuple(tokens)))
-            trace.emit(schema.BatchProcessed(bid=bid, finished=tuple([req.rid for req in ended])))
 
 
 def _broken_off(failure: Failure, tokens: int) -> FinishReason:
@@ -124,4 +169,19 @@ def _broken_off(failure: Failure, tokens: int) -> FinishReason:
     message = f"the grammar cannot go on after {tokens} tokens: {failure.message}"
     if failure.too_complex:
         return FinishReason(type="abort", message=message, status_code=400, err_type="BadRequestError")
+    return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
+
+
+def _processor_failed(req: Req, why: str) -> FinishReason:
+    message = (
+        f"the logit processor {req.custom_logit_processor!r} failed after {len(req.output_ids)} tokens: {why}"
+    )
+    return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
+
+
+def _not_a_number(req: Req) -> FinishReason:
+    message = (
+        f"the model's logits hold a NaN after {len(req.output_ids)} tokens: its weights or a number format too narrow "
+        "for them are at fault, or a logit processor"
+    )
     return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")

@@ -14,6 +14,7 @@ from sgviz.config import Settings
 from sgviz.events import Tracer, schema
 from sgviz.events.tracer import QUIET_MS
 from sgviz.grammar import GrammarCompiler
+from sgviz.scheduler.control import Control, MakeProfile
 from sgviz.scheduler.decode import DecodePlanner
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.gate import DebugHost
@@ -24,6 +25,7 @@ from sgviz.scheduler.loops import event_loop_normal, event_loop_overlap
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.overlap_rules import OverlapRules
+from sgviz.scheduler.pause import Pauser
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.scheduler.requests import RequestEnder
@@ -34,6 +36,7 @@ from sgviz.scheduler.stops import Stop
 from sgviz.worker.protocol import Worker
 
 IDLE_WAIT_MS = 1000
+WEIGHTS_WAIT_MS = 10  # how late it may be seen that weights are loaded
 GRAMMAR_WAIT_MS = 1  # how late it may be seen that a grammar is compiled, when there is nothing else to do
 
 
@@ -48,6 +51,7 @@ class Scheduler:
         policy: an object that replaces the named policy of the settings.
         rules: when the overlap loop may not run ahead; None: as the settings say.
         debug: what a debugger's gate needs; None: nobody can attach.
+        make_profile: what makes a profile of this process; None: nobody can ask for one.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Scheduler:
         policy: SchedulePolicy | None = None,
         rules: OverlapRules | None = None,
         debug: DebugHost | None = None,
+        make_profile: MakeProfile | None = None,
     ) -> None:
         self.state = state = _make_state(settings, worker, trace)
         self.worker = worker
@@ -76,11 +81,24 @@ class Scheduler:
         ender = RequestEnder(state, streamer, to_tokenizer)
         chosen = policy or make_policy(settings.schedule.schedule_policy, seed)
         self.intake = Intake(
-            state, inbox, ender, to_tokenizer, to_detokenizer, grammars, settings.grammar.grammar_timeout
+            state,
+            inbox,
+            ender,
+            to_tokenizer,
+            to_detokenizer,
+            grammars,
+            settings.grammar.grammar_timeout,
+            decode,
         )
         self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
         if self._gate is not None:
             self._gate.bind(self.planner)
+        self._pauser = Pauser(state, self.planner, ender, to_tokenizer)
+        longest_sleep = settings.schedule.watchdog_timeout / 2
+        self.control = Control(
+            state, worker, self._use, self._pauser, to_tokenizer, longest_sleep, make_profile
+        )
+        self.intake.add_handlers(self.control.handlers())
         self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
         self._self_check = SelfCheck(state)
         self._idle_told = False
@@ -92,6 +110,12 @@ class Scheduler:
 
     def run(self) -> None:
         """Drain the loop until a ShutdownReq; block in a poll whenever there is nothing to do."""
+        try:
+            self._drain()
+        finally:
+            self.control.close()
+
+    def _drain(self) -> None:
         gate = self._gate
         for stop in self.event_loop():
             if gate is not None and gate.awake:
@@ -106,6 +130,8 @@ class Scheduler:
         self.state.trace.flush_if_due()
         if self.state.grammar_queue:
             self._inbox.wait(GRAMMAR_WAIT_MS)
+        elif self.control.waits:
+            self._inbox.wait(WEIGHTS_WAIT_MS)
         elif not self._inbox.wait(QUIET_MS):
             self.state.trace.flush()
             self._inbox.wait(IDLE_WAIT_MS)
@@ -115,18 +141,26 @@ class Scheduler:
         self.state.trace.iteration += 1
         self._turn_ns = self.state.clock.now()
         self.intake.receive()
+        self.control.look()
         return not self.intake.shutdown
 
     def progress(self) -> tuple[int, bool]:
         """For a watchdog on another thread: the turn's number, and whether somebody waits for it to end.
 
-        Nobody waits for a turn in which a debugger has parked the loop.
+        Nobody waits for a turn in which a debugger has parked the loop, in a pause, when nothing runs any more,
+        or while a profile is written.
         """
         state = self.state
         parked = self._gate is not None and self._gate.parked
-        return state.trace.iteration, not parked and (bool(state.live) or state.pending_results > 0)
+        waited_for = not parked and not state.at_rest and not self.control.is_profiling
+        return state.trace.iteration, waited_for and (bool(state.live) or state.pending_results > 0)
+
+    def _use(self, worker: Worker) -> None:
+        self.worker = worker
 
     def plan(self) -> ScheduleBatch | None:
+        if self._pauser.holds():
+            return None
         batch = self.planner.get_next_batch_to_run()
         self.state.last_batch = batch
         return batch
@@ -190,7 +224,7 @@ def _make_state(settings: Settings, worker: Worker, trace: Tracer) -> SchedulerS
         rows=limits.max_running_requests,
         max_context_len=min(info.context_len, info.max_total_num_tokens) + 1,
         trace=trace,
-        disable_radix_cache=settings.cache.disable_radix_cache,
+        disable_radix_cache=settings.cache.disable_radix_cache or info.is_encoder,
     )
     ratio = NewTokenRatio.from_conservativeness(settings.schedule.schedule_conservativeness)
     running = ScheduleBatch(cache.req_to_token_pool)

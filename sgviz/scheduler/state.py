@@ -14,6 +14,7 @@ from sgviz.config import DEFAULT_MAX_RUNNING, ScheduleConfig, ServeConfig
 from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
+from sgviz.scheduler.priorities import NO_PRIORITIES, Priorities
 from sgviz.worker.protocol import WorkerInfo
 
 INPUT_LEN_MARGIN = 5  # max_req_input_len lies this much below max_req_len, as in SGLang
@@ -32,6 +33,7 @@ class Limits:
         chunked_prefill_size: None when prompts are not cut.
         max_req_len: prompt and output of one request. max_req_input_len: its prompt; below the pool by more
             than a page, so that the adder admits every such request when it is alone.
+        is_encoder: prompts are never cut and nothing is cached. whole_prompt_embeddings: no cached prefix for vectors.
     """
 
     max_running_requests: int
@@ -47,6 +49,9 @@ class Limits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     enable_mixed_chunk: bool = False
+    is_encoder: bool = False
+    whole_prompt_embeddings: bool = False
+    priorities: Priorities = NO_PRIORITIES
 
     @classmethod
     def derive(cls, schedule: ScheduleConfig, serve: ServeConfig, info: WorkerInfo, page_size: int) -> Limits:
@@ -74,7 +79,7 @@ class Limits:
         chunk = schedule.chunked_prefill_size
         return cls(
             max_running_requests=max(1, min(wanted, capacity // page_size)),
-            chunked_prefill_size=None if chunk < 0 else max(chunk, page_size),
+            chunked_prefill_size=None if chunk < 0 or info.is_encoder else max(chunk, page_size),
             max_prefill_tokens=schedule.max_prefill_tokens,
             prefill_max_requests=schedule.prefill_max_requests,
             max_queued_requests=schedule.max_queued_requests,
@@ -86,6 +91,9 @@ class Limits:
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             enable_mixed_chunk=schedule.enable_mixed_chunk,
+            is_encoder=info.is_encoder,
+            whole_prompt_embeddings=info.embedding is not None and info.embedding.whole_prompt,
+            priorities=Priorities.of(schedule),
         )
 
 
@@ -101,6 +109,8 @@ class SchedulerState:
         last_batch: the batch planned in the turn before (None after an idle turn).
         health_probes: probes that came while busy; the next result answers them.
         arrivals: entries into the queue so far; each request has the number of its newest.
+        pause: retract or in_place while no batch may be planned.
+        generated_ct, prompt_ct, cached_ct: tokens sampled, of first prefills, and of those found in the cache.
     """
 
     cache: KVCache
@@ -120,6 +130,20 @@ class SchedulerState:
     forward_ct: int = 0
     health_probes: int = 0
     arrivals: int = 0
+    pause: str | None = None
+    generated_ct: int = 0
+    prompt_ct: int = 0
+    cached_ct: int = 0
+
+    @property
+    def at_rest(self) -> bool:
+        """It is paused, and nothing is under way any more."""
+        return self.pause is not None and not self.pending_results
+
+    @property
+    def may_flush(self) -> bool:
+        """Nobody holds KV: nobody is alive, or all wait in a pause."""
+        return self.is_fully_idle or (self.at_rest and len(self.live) == self.num_queued)
 
     @property
     def is_fully_idle(self) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from sgviz.errors import SgvizError
 from sgviz.events import Tracer
 from sgviz.events.schema import RequestConverted, RequestReceived, RequestRefused
-from sgviz.messages import GenerateReqInput
+from sgviz.messages import EmbeddingReqInput, GenerateReqInput
 from sgviz.serving.custom_labels import Labels
 
 
@@ -67,6 +67,7 @@ def tell_converted(trace: Tracer, rids: Sequence[str], obj: GenerateReqInput) ->
                 top_p=param.top_p,
                 top_k=param.top_k,
                 stop=param.stop_strings,
+                embedding=isinstance(obj, EmbeddingReqInput),
             )
         )
 

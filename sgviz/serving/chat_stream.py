@@ -132,7 +132,7 @@ class ChatStream(OpenAIStream):
         reader = self._readers.get(index)
         return finish_reason_of(reason, reader is not None and reader.calls > 0)
 
-    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
         logprobs = chat_logprobs(meta, sent.tokens)
         if logprobs is not None:
             sent.tokens += len(logprobs["content"])

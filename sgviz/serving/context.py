@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import msgspec
 from fastapi import FastAPI
 
+from sgviz.config import HttpConfig
 from sgviz.events import Tracer
-from sgviz.messages import FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput
-from sgviz.messages.generate import WEIGHT_VERSION
+from sgviz.messages import EmbeddingSpec, FlushCacheReqOutput, GenerateReqInput, GetInternalStateReqOutput
+from sgviz.messages.flow import Activity, Load, PauseMode, UpdateWeightFromDiskReqOutput
 from sgviz.serving.custom_labels import CustomLabels
 
 # SGLang's public answer dict: {"text", "output_ids", "meta_info", "index"?}; it leaves by /generate as it is
@@ -26,8 +27,73 @@ IsDisconnected = Callable[[], Awaitable[bool]]
 Scalar = str | int | float | bool | None
 
 
+class Sessions(Protocol):
+    """Conversations that the scheduler keeps the ids of. Both raise BadRequest."""
+
+    async def open(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        *,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str: ...
+
+    async def close(self, session_id: str) -> None: ...
+
+
+class WeightsInUse(Protocol):
+    """Which weights the engine runs with; `model_path` "" if it was not told."""
+
+    model_path: str
+    version: str
+
+
+class ControlDesk(Protocol):
+    """What operators ask of the engine; see the TokenizerManager's."""
+
+    @property
+    def weights(self) -> WeightsInUse: ...
+
+    async def pause_generation(self, mode: PauseMode) -> int: ...
+
+    async def continue_generation(self) -> None: ...
+
+    async def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str | None,
+        *,
+        flush_cache: bool,
+        abort_all_requests: bool,
+        weight_version: str | None,
+    ) -> UpdateWeightFromDiskReqOutput: ...
+
+    async def update_weight_version(self, new_version: str, abort_all_requests: bool) -> None: ...
+
+    async def start_profile(
+        self,
+        output_dir: str | None,
+        num_steps: int | None,
+        activities: list[Activity] | None,
+        *,
+        with_stack: bool,
+        record_shapes: bool,
+        profile_id: str | None,
+    ) -> str: ...
+
+    async def stop_profile(self) -> str: ...
+
+    async def slow_down(self, forward_sleep_time: float | None) -> None: ...
+
+    async def get_load(self) -> Load: ...
+
+
 class TokenizerManager(Protocol):
     """The next stage. Its errors are those of `sgviz.errors`, also `ClientDisconnected`."""
+
+    @property
+    def control(self) -> ControlDesk: ...
 
     def generate_request(
         self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None
@@ -42,9 +108,12 @@ class TokenizerManager(Protocol):
 
     async def get_internal_state(self, timeout: float) -> GetInternalStateReqOutput: ...
 
-    async def health_generate(self, timeout: float) -> bool:
-        """Whether any message came from the engine within `timeout` seconds of a small probe."""
+    async def health_generate(self, timeout: float) -> str | None:
+        """The stage that gave no sign of life within `timeout` seconds of a small probe; None: all did."""
         ...
+
+    @property
+    def sessions(self) -> Sessions: ...
 
     def response_sent(self, rid: str, status: int) -> None:
         """The answer to `rid` ended; emits `response.finished`."""
@@ -67,6 +136,14 @@ class ChatTemplates(Protocol):
         ...
 
 
+class RequestLogSwitch(Protocol):
+    def configure(
+        self, on: bool | None = None, level: int | None = None, form: str | None = None
+    ) -> dict[str, bool | int | str]:
+        """Change what is given of the request log; how it is then."""
+        ...
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What clients may ask of the model; `default_sampling` comes from its generation_config."""
 
@@ -78,7 +155,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_path: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     is_generation: bool = True
-    weight_version: str = WEIGHT_VERSION
+    embedding: EmbeddingSpec | None = None
     default_sampling: Mapping[str, float] = {}
 
 
@@ -115,6 +192,8 @@ class ServingContext:
         health_generation: /health sends a small request through the pipeline.
         custom_labels: which labels for metrics a request may bring.
         health_timeout: seconds a probe or a question to the scheduler may take.
+        http: limits of bodies, and which web pages may call.
+        request_log: what /configure_logging changes.
     """
 
     tokenizer_manager: TokenizerManager
@@ -132,4 +211,6 @@ class ServingContext:
     reasoning_parser: str | None = None
     health_generation: bool = True
     health_timeout: float = 20.0
+    http: HttpConfig = field(default_factory=HttpConfig)
+    request_log: RequestLogSwitch | None = None
     custom_labels: CustomLabels = field(default_factory=CustomLabels)

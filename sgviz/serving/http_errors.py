@@ -21,12 +21,20 @@ from sgviz.errors import BadRequest, ClientDisconnected, NotFound, SgvizError, f
 
 logger = logging.getLogger(__name__)
 BEARER = {"WWW-Authenticate": "Bearer"}
+MOST_OF_A_MESSAGE = 1_500  # characters; it may quote what a client sent
 
 
 def error_body(error: SgvizError) -> dict[str, Any]:
     """The OpenAI error object; `code` is the HTTP status, as in SGLang."""
-    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
-    return {"error": inner}
+    message = _shortened(error.message)
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.status}}
+
+
+def _shortened(message: str) -> str:
+    """`message` without its middle where it is too long: what is wrong stands before, what is allowed behind it."""
+    if len(message) <= MOST_OF_A_MESSAGE:
+        return message
+    return f"{message[: MOST_OF_A_MESSAGE // 3]} ... {message[-MOST_OF_A_MESSAGE // 3 :]}"
 
 
 def error_response(error: SgvizError) -> Response:

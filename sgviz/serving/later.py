@@ -54,15 +54,6 @@ def _more_than_n(value: Any, body: Body) -> bool:
     return _is_number(value) and _is_number(n) and value > n
 
 
-def _echo_with_logprobs(value: Any, body: Body) -> bool:
-    return value is True and body.get("logprobs") is not None
-
-
-def _from_a_position(value: Any, body: Body) -> bool:
-    starts = value if isinstance(value, list) else [value]
-    return bool(body.get("return_logprob")) and any(start not in (None, -1) for start in starts)
-
-
 def _other_rank(value: Any, body: Body) -> bool:
     return value is not None and not (_is_number(value) and value == 0)
 
@@ -99,25 +90,21 @@ TABLE: tuple[Later, ...] = (
     Later("prompt_embeds", On.COMPLETION, "embeddings as input"),
     Later("suffix", On.COMPLETION, "filling in the middle"),
     Later("best_of", On.COMPLETION, "best_of above n", _more_than_n),
-    Later("echo", On.COMPLETION, "log-probabilities of the prompt (echo with logprobs)", _echo_with_logprobs),
-    Later("logprob_start_len", On.GENERATE, "log-probabilities of the prompt", _from_a_position),
-    Later("token_ids_logprob", On.GENERATE, "log-probabilities of chosen tokens"),
     Later("return_prompt_token_ids", On.ALL, "prompt ids in the answer"),
     Later("multi_item_delimiter_indices", On.ALL, "multi-item scoring"),
     Later("token_indices_to_pool", On.ALL, "pooling"),
-    Later("require_reasoning", On.ALL, "reasoning"),
+    Later(
+        "require_reasoning", On.OPENAI, "thoughts by request; /generate has it, and the chat template here"
+    ),
     Later("background", On.ALL, "requests that go on without their client"),
     Later("lora_path", On.ALL, "LoRA adapters"),
     Later("lora_id", On.ALL, "LoRA adapters"),
-    Later("session_params", On.ALL, "sessions"),
+    Later("session_params", On.OPENAI, "sessions here; /generate has them"),
     Later("session_id", On.ALL, "sessions"),
-    Later("custom_logit_processor", On.ALL, "custom logit processors"),
-    Later("custom_params", On.ALL | On.SAMPLING, "custom logit processors"),
     Later("return_hidden_states", On.ALL, "hidden states"),
     Later("return_routed_experts", On.ALL, "experts"),
     Later("max_thinking_tokens", On.ALL, "reasoning budgets", _not_none),
     Later("thinking_budget", On.ALL, "reasoning budgets", _not_none),
-    Later("priority", On.ALL, "priority scheduling", _not_none),
     Later("bootstrap_host", On.ALL, "prefill/decode disaggregation", _not_none),
     Later("bootstrap_port", On.ALL, "prefill/decode disaggregation", _not_none),
     Later("bootstrap_room", On.ALL, "prefill/decode disaggregation", _not_none),

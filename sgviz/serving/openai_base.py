@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar
 
+from sgviz.errors import BadRequest
 from sgviz.messages import SamplingParams
+from sgviz.messages.embedding import EMBEDDINGS_ONLY
 from sgviz.messages.generate import new_rid
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On, refuse_later
@@ -33,6 +35,8 @@ class OpenAIServingBase(ServingBase[OR]):
 
     def _validate_request(self, request: OR, body: dict[str, Any]) -> None:
         check_model(request.model, self.context.facts)
+        if not self.context.facts.is_generation:
+            raise BadRequest(EMBEDDINGS_ONLY)
         refuse_later(body, self.fields)
 
     def _head(self, exchange: Exchange[OR], object_name: str) -> dict[str, Any]:

@@ -74,11 +74,10 @@ def finish_of(reason: Mapping[str, Any]) -> tuple[str, int | str | None]:
 
 @dataclass(slots=True)
 class SentSoFar:
-    """By choice: what the client has already. `offset` counts the characters of tokens with logprobs."""
+    """By choice: what the client has already."""
 
     chars: int = 0
     tokens: int = 0
-    offset: int = 0
 
 
 class OpenAIStream(ABC):
@@ -127,16 +126,16 @@ class OpenAIStream(ABC):
         return usage + DONE
 
     def _open(self, index: int, meta: dict[str, Any], parts: list[bytes]) -> None:
-        opening = self._opening(index)
+        opening, logprobs = self._opening(index), self._opening_logprobs(index, meta)
         if opening is not None:
             part, body, chars = opening
             self._reply.sent(meta["id"], index, part, chars)
-            parts.append(self._chunk(index, body))
+            parts.append(self._chunk(index, body, logprobs))
 
     def _add_deltas(self, index: int, output: EngineOutput, sent: SentSoFar, parts: list[bytes]) -> None:
         text, meta = output["text"], output["meta_info"]
         deltas = self._deltas(index, text[sent.chars :], output)
-        logprobs = self._logprobs(meta, sent)
+        logprobs = self._logprobs(index, meta, sent)
         if not deltas and logprobs is not None:
             deltas = [("delta", self._delta_body(""), 0)]  # tokens whose text is still held back
         sent.chars = len(text)
@@ -148,6 +147,10 @@ class OpenAIStream(ABC):
     def _deltas(self, index: int, text: str, output: EngineOutput) -> list[Delta]:
         """What new `text` comes to. Where it is content as it is: one delta, none without text."""
         return [("delta", self._delta_body(text), len(text))] if text else []
+
+    def _opening_logprobs(self, index: int, meta: dict[str, Any]) -> dict[str, Any] | None:
+        """Those of what the opening of a choice shows."""
+        return None
 
     def _finish_reason(self, index: int, reason: str) -> str:
         """The choice's finish_reason, `reason` being the engine's."""
@@ -185,5 +188,5 @@ class OpenAIStream(ABC):
         """The same member of the chunk with the finish reason."""
 
     @abstractmethod
-    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
         """Logprobs of the tokens not sent yet, and `sent` moved on; None when there are none."""

@@ -60,6 +60,7 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    priority: Int64 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Int64 | None = None
@@ -86,6 +87,8 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
 
 
 class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -124,9 +127,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
     top_logprobs_num: Int64 | list[Int64] | None = None
+    logprob_start_len: Int64 | list[Int64] | None = None
+    token_ids_logprob: list[Any] | None = None
     return_text_in_logprobs: bool | None = None
+    priority: Int64 | None = None
+    session_params: dict[str, Any] | list[dict[str, Any] | None] | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    require_reasoning: bool | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True):

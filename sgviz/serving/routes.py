@@ -95,8 +95,9 @@ async def ready(context: Context) -> Response:
 
 
 async def _probe(context: ServingContext) -> Response:
-    if not await context.tokenizer_manager.health_generate(context.health_timeout):
-        raise Unavailable(f"no sign of life from the engine within {context.health_timeout:g} s")
+    silent = await context.tokenizer_manager.health_generate(context.health_timeout)
+    if silent is not None:
+        raise Unavailable(f"no sign of life from the {silent} within {context.health_timeout:g} s")
     return Response()
 
 
@@ -130,15 +131,15 @@ def _model_card(context: ServingContext, request: Request) -> dict[str, Any]:
 @router.get("/model_info")
 @router.get("/get_model_info")
 async def model_info(context: Context) -> Response:
-    facts = context.facts
+    facts, weights = context.facts, context.tokenizer_manager.control.weights
     return json_response(
         {
-            "model_path": facts.model_path,
+            "model_path": weights.model_path or facts.model_path,
             "tokenizer_path": facts.tokenizer_path or facts.model_path,
             "served_model_name": facts.served_model_name,
             "is_generation": facts.is_generation,
             "preferred_sampling_params": facts.default_sampling or None,
-            "weight_version": facts.weight_version,
+            "weight_version": weights.version,
             "context_len": facts.context_len,
             "vocab_size": facts.vocab_size,
             "eos_token_ids": facts.eos_token_ids,

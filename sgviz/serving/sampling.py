@@ -22,7 +22,7 @@ _RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 _COPIED = (
     "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "no_stop_trim",
-    "skip_special_tokens", "spaces_between_special_tokens", "stream_interval", "min_tokens", "seed",
+    "skip_special_tokens", "spaces_between_special_tokens", "stream_interval", "min_tokens", "seed", "custom_params",
 )  # fmt: skip
 NATIVE_FIELDS = SamplingParams.__struct_fields__
 # the other way round, for what is found wrong behind this stage

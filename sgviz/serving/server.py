@@ -1,20 +1,23 @@
 """uvicorn inside a loop that is already running: start on a port, stop with a grace time.
 
 Mirrors the end of SGLang's `launch_server`. Signals are the launcher's business, not the server's.
-Imports: errors.
+Imports: config, errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
-from sgviz.errors import StartupError
+from sgviz.config import HttpConfig
+from sgviz.errors import ConfigError, StartupError
+from sgviz.serving.http_protocol import GuardedConfig
 
 BACKLOG = 2048
 LAST_WORDS_S = 2.0  # for cancelled answers to say that the server stops
@@ -35,35 +38,29 @@ class ServerHandle:
     def __init__(self, server: _Server, task: asyncio.Task[None], host: str, port: int) -> None:
         self._server = server
         self._task = task
+        self._scheme = "https" if server.config.is_ssl else "http"
         self.host = host
         self.port = port
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self._scheme}://{host}:{self.port}"
 
     @classmethod
-    async def start(cls, app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> ServerHandle:
+    async def start(
+        cls, app: FastAPI, host: str = "127.0.0.1", port: int = 0, http: HttpConfig | None = None
+    ) -> ServerHandle:
         """Listen and return once requests are taken. Port 0 takes a free one; see `.port`.
 
         Raises:
+            ConfigError: key and certificate cannot be used.
             StartupError: the address cannot be used, or the app did not start. Nothing is left behind.
         """
+        http = http or HttpConfig()
+        check_tls(http)
         listener = _listen(host, port)
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            loop="none",
-            log_config=None,
-            access_log=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=60,
-            server_header=False,
-        )
-        server = _Server(config)
+        server = _Server(_config(app, http))
         task = asyncio.create_task(server.serve(sockets=[listener]), name="sgviz-http")
         up = asyncio.create_task(server.up.wait())
         try:
@@ -87,6 +84,27 @@ class ServerHandle:
             if connection.transport is not None:
                 connection.transport.close()
         self._task.result()
+
+
+def _config(app: FastAPI, http: HttpConfig) -> GuardedConfig:
+    return GuardedConfig(
+        app,
+        read_timeout=http.read_timeout,
+        ws="none",
+        lifespan="on",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=http.timeout_keep_alive,
+        server_header=False,
+        ssl_keyfile=http.ssl_keyfile,
+        ssl_certfile=http.ssl_certfile,
+        ssl_keyfile_password=http.ssl_keyfile_password,
+        ssl_ca_certs=http.ssl_ca_certs,
+        # certificates to vouch for clients would mean nothing if clients need not be vouched for
+        ssl_cert_reqs=ssl.CERT_REQUIRED if http.ssl_ca_certs else ssl.CERT_NONE,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -131,3 +149,21 @@ def _listen(host: str, port: int) -> socket.socket:
 def check_address(host: str, port: int) -> None:
     """Raise StartupError if the address cannot be listened on, before a model is loaded for nothing."""
     _listen(host, port).close()
+
+
+def check_tls(http: HttpConfig) -> None:
+    """Raise ConfigError if key, certificate and password do not go together, before a model is loaded for nothing."""
+    if http.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # with a password, even an empty one, OpenSSL does not ask for it at the terminal
+        context.load_cert_chain(http.ssl_certfile, http.ssl_keyfile, http.ssl_keyfile_password or "")
+        if http.ssl_ca_certs is not None:
+            context.load_verify_locations(http.ssl_ca_certs)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"key {http.ssl_keyfile!r} and certificate {http.ssl_certfile!r} cannot be used: {error}; both are "
+            "PEM files that belong together, and a locked key needs ssl_keyfile_password",
+            param="ssl_certfile",
+        ) from None

@@ -27,8 +27,9 @@ from sgviz.serving.context import EngineOutput, ModelFacts, ServerState, ServerS
 from sgviz.serving.http_errors import as_sgviz_error, error_body
 from sgviz.serving.protocol import GenerateRequest, OpenAIRequest, parse
 from sgviz.serving.reply import BodyResponse, ClientWatch, EngineStream, EventStream, Reply
+from sgviz.serving.vector_protocol import VectorRequest
 
-R = TypeVar("R", bound=OpenAIRequest | GenerateRequest)
+R = TypeVar("R", bound=msgspec.Struct)
 DEFAULT_MODEL_NAME = "default"  # SGLang's name for "whatever this server serves"
 DONE = b"data: [DONE]\n\n"
 
@@ -210,7 +211,7 @@ def check_model(name: str | None, facts: ModelFacts) -> None:
         raise NotFound(f"the model {name!r} does not exist; this server serves {served!r}", param="model")
 
 
-def extra_key_of(request: OpenAIRequest | GenerateRequest) -> str | None:
+def extra_key_of(request: OpenAIRequest | GenerateRequest | VectorRequest) -> str | None:
     """The name of the prefix cache's compartment, or None for the common one.
 
     Without a salt it is the extra key itself, as in a call from Python. No two pairs share a name.

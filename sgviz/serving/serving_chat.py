@@ -22,6 +22,7 @@ from sgviz.serving.later import On
 from sgviz.serving.logprobs import chat_logprobs
 from sgviz.serving.openai_base import OpenAIServingBase
 from sgviz.serving.protocol import ChatCompletionRequest, ChatMessage, ContentPart
+from sgviz.serving.response_format import grammar_of
 from sgviz.serving.sampling import SAMPLING_NAMES, openai_sampling
 from sgviz.serving.serving_base import Exchange, extra_key_of
 from sgviz.serving.tools import calls_for_template, mode_of, tools_for_template
@@ -68,8 +69,8 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
     def _public_name(self, param: str, request: ChatCompletionRequest) -> str:
         if param == "max_new_tokens" and request.max_completion_tokens is not None:
             return "max_completion_tokens"
-        if param == "json_schema" and mode_of(request) == "required":
-            return "tools"
+        if (param, mode_of(request)) in (("json_schema", "required"), ("structural_tag", "auto")):
+            return "tools" if request.tools and grammar_of(request) == {} else param
         return super()._public_name(param, request)
 
     def _validate_request(self, request: ChatCompletionRequest, body: dict[str, Any]) -> None:
@@ -109,6 +110,11 @@ class OpenAIServingChat(OpenAIServingBase[ChatCompletionRequest]):
             top_logprobs_num=request.top_logprobs or 0,
             return_text_in_logprobs=True,
             extra_key=extra_key_of(request),
+            priority=request.priority,
+            custom_logit_processor=request.custom_logit_processor,
+            as_views=True,
+            require_reasoning=sampling.grammar_key is not None
+            and self._planner.require_reasoning(request, input_ids),
         )
 
     def _check_chars(self, request: ChatCompletionRequest) -> None:

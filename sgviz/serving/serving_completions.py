@@ -1,11 +1,14 @@
 """POST /v1/completions: a prompt (or a list of them) as text or ids, and the answer as text chunks.
 
-Mirrors SGLang's OpenAIServingCompletion. Simplified: no log-probabilities of the prompt, suffix or best_of.
+Mirrors SGLang's OpenAIServingCompletion. With `echo` the prompt stands before the answer, with
+its own log-probabilities if such are wanted. Simplified: no suffix or best_of.
 Imports: errors, messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +19,7 @@ from sgviz.messages import GenerateReqInput
 from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On
-from sgviz.serving.logprobs import completion_logprobs
+from sgviz.serving.logprobs import TextOffsets, completion_logprobs, joined, prompt_logprobs
 from sgviz.serving.openai_base import OpenAIServingBase
 from sgviz.serving.openai_stream import OpenAIStream, SentSoFar, UsageSum
 from sgviz.serving.protocol import CompletionRequest, batch_size, prompt_of
@@ -69,8 +72,12 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             stream=bool(request.stream),
             return_logprob=request.logprobs is not None,
             top_logprobs_num=request.logprobs or 0,
+            logprob_start_len=0 if request.echo and request.logprobs is not None else -1,
             return_text_in_logprobs=True,
             extra_key=extra_key_of(request),
+            priority=request.priority,
+            custom_logit_processor=request.custom_logit_processor,
+            as_views=True,
         )
 
     def _choice(
@@ -78,8 +85,10 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
     ) -> dict[str, Any]:
         prefixes = self._echoed(exchange)
         prefix = prefixes[index // self._n(exchange)] if prefixes else ""
-        logprobs = completion_logprobs(output["meta_info"], with_tops=bool(exchange.request.logprobs))
-        return {"text": prefix + output["text"], "logprobs": logprobs}
+        offsets, with_tops = self._offsets(exchange), bool(exchange.request.logprobs)
+        prompt = prompt_logprobs(output["meta_info"], offsets, with_tops)
+        answer = completion_logprobs(output["meta_info"], offsets, with_tops=with_tops)
+        return {"text": prefix + output["text"], "logprobs": joined(prompt, answer)}
 
     def _open_stream(self, exchange: Exchange[CompletionRequest]) -> CompletionStream:
         include, continuous = self._usage_options(exchange.request)
@@ -92,7 +101,13 @@ class OpenAIServingCompletion(OpenAIServingBase[CompletionRequest]):
             prefixes=self._echoed(exchange),
             n=self._n(exchange),
             with_tops=bool(exchange.request.logprobs),
+            offsets=partial(self._offsets, exchange),
         )
+
+    def _offsets(self, exchange: Exchange[CompletionRequest]) -> TextOffsets:
+        """For one choice."""
+        keep = exchange.request.skip_special_tokens is False
+        return TextOffsets(partial(self.context.tokenizer.decode, skip_special_tokens=not keep))
 
     def _echoed(self, exchange: Exchange[CompletionRequest]) -> list[str]:
         """The text of each prompt, to go before its answers; none without `echo`."""
@@ -121,11 +136,14 @@ class CompletionStream(OpenAIStream):
         prefixes: list[str],
         n: int,
         with_tops: bool,
+        offsets: Callable[[], TextOffsets],
     ) -> None:
         super().__init__(head, usage, reply, include_usage=include_usage, continuous=continuous)
         self._prefixes = prefixes
         self._n = n
         self._with_tops = with_tops
+        self._new_offsets = offsets
+        self._offsets: dict[int, TextOffsets] = {}
 
     def _opening(self, index: int) -> tuple[str, bytes, int] | None:
         if not self._prefixes:
@@ -139,9 +157,12 @@ class CompletionStream(OpenAIStream):
     def _finish_body(self) -> bytes:
         return b'"text":""'
 
-    def _logprobs(self, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
-        logprobs = completion_logprobs(meta, sent.tokens, sent.offset, self._with_tops)
+    def _opening_logprobs(self, index: int, meta: dict[str, Any]) -> dict[str, Any] | None:
+        offsets = self._offsets[index] = self._new_offsets()
+        return prompt_logprobs(meta, offsets, self._with_tops)
+
+    def _logprobs(self, index: int, meta: dict[str, Any], sent: SentSoFar) -> dict[str, Any] | None:
+        logprobs = completion_logprobs(meta, self._offsets[index], sent.tokens, self._with_tops)
         if logprobs is not None:
             sent.tokens += len(logprobs["tokens"])
-            sent.offset += sum(map(len, logprobs["tokens"]))
         return logprobs

@@ -12,6 +12,7 @@ from sgviz.errors import BadRequest
 from sgviz.messages import GenerateReqInput, SamplingParams
 from sgviz.messages.generate import new_rid
 from sgviz.messages.sampling import DEFAULT_NEW_TOKENS
+from sgviz.messages.session import session_params_of
 from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
 from sgviz.serving.later import On, refuse_later
@@ -19,6 +20,16 @@ from sgviz.serving.protocol import GenerateRequest, batch_size, ids_of
 from sgviz.serving.reply import Reply
 from sgviz.serving.sampling import NATIVE_NAMES, native_sampling
 from sgviz.serving.serving_base import DONE, Exchange, ServingBase, extra_key_of, sse
+
+# fields that may be lists, one entry a prompt; token_ids_logprob is one in any case
+PER_PROMPT = (
+    "rid",
+    "sampling_params",
+    "return_logprob",
+    "top_logprobs_num",
+    "logprob_start_len",
+    "session_params",
+)
 
 
 class ServingGenerate(ServingBase[GenerateRequest]):
@@ -52,7 +63,7 @@ class ServingGenerate(ServingBase[GenerateRequest]):
         if request.input_ids is not None:
             ids_of(request.input_ids, "input_ids")
         size = self._batch_size(request)
-        for name in ("rid", "sampling_params", "return_logprob", "top_logprobs_num"):
+        for name in PER_PROMPT:
             _check_length(name, getattr(request, name), size)
         _check_top_logprobs(request.top_logprobs_num, self.context.facts.vocab_size)
 
@@ -60,12 +71,18 @@ class ServingGenerate(ServingBase[GenerateRequest]):
         return GenerateReqInput(
             text=request.text,
             input_ids=request.input_ids,
-            sampling_params=_sampling(request.sampling_params),
+            sampling_params=_sampling(request.sampling_params, request.custom_params),
             stream=bool(request.stream),
             return_logprob=request.return_logprob or False,
             top_logprobs_num=request.top_logprobs_num or 0,
+            logprob_start_len=-1 if request.logprob_start_len is None else request.logprob_start_len,
+            token_ids_logprob=request.token_ids_logprob,
             return_text_in_logprobs=bool(request.return_text_in_logprobs),
             extra_key=extra_key_of(request),
+            priority=request.priority,
+            session_params=session_params_of(request.session_params),
+            custom_logit_processor=request.custom_logit_processor,
+            require_reasoning=bool(request.require_reasoning),
             default_new_tokens=DEFAULT_NEW_TOKENS,
         )
 
@@ -116,7 +133,14 @@ def _check_top_logprobs(value: int | list[int] | None, vocab_size: int) -> None:
             )
 
 
-def _sampling(given: dict[str, Any] | list[dict[str, Any]] | None) -> SamplingParams | list[SamplingParams]:
+def _sampling(
+    given: dict[str, Any] | list[dict[str, Any]] | None, custom_params: dict[str, Any] | None
+) -> SamplingParams | list[SamplingParams]:
+    """`custom_params` are for those that bring none of their own."""
+    common = {"custom_params": custom_params}
     if isinstance(given, list):
-        return [native_sampling(params, f"sampling_params[{number}]") for number, params in enumerate(given)]
-    return native_sampling(given or {})
+        return [
+            native_sampling({**common, **params}, f"sampling_params[{number}]")
+            for number, params in enumerate(given)
+        ]
+    return native_sampling({**common, **(given or {})})

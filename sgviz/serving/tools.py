@@ -154,6 +154,17 @@ def demanded_schema(request: OffersTools) -> str:
     return json.dumps(calls_schema(specs, several=several))
 
 
+def is_strict(request: OffersTools) -> bool:
+    """Whether calls must follow the schema of at least one of the tools."""
+    return any(tool.function.strict for tool in request.tools or [])
+
+
+def strict_specs(request: OffersTools) -> list[ToolSpec]:
+    """The tools with what their arguments must be: of one that is not strict, any object."""
+    functions = [tool.function for tool in request.tools or []]
+    return [ToolSpec(each.name, each.parameters if each.strict else None) for each in functions]
+
+
 def tools_for_template(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The tools as chat templates expect them."""
     return [

@@ -17,8 +17,14 @@ from sgviz.errors import ClientDisconnected, NeverFits, SgvizError
 from sgviz.events.clock import Clock
 from sgviz.events.schema import Reason, RequestRefused, RequestTokenized
 from sgviz.events.tracer import Tracer
-from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateReqInput
+from sgviz.messages import (
+    GenerateReqInput,
+    SamplingParams,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
 from sgviz.messages.generate import new_rid, prompt_rids
+from sgviz.tokenizer_manager.flow import Flow
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
 from sgviz.tokenizer_manager.state import ReqState
 from sgviz.tokenizer_manager.table import Family, RequestTable
@@ -35,6 +41,7 @@ class RequestRun:
         waiter: Waiter,
         *,
         table: RequestTable,
+        flow: Flow,
         preparer: Preparer,
         builder: OutputBuilder,
         trace: Tracer,
@@ -43,6 +50,7 @@ class RequestRun:
         self._obj = obj
         self._waiter = waiter
         self._table = table
+        self._flow = flow
         self._preparer = preparer
         self._builder = builder
         self._trace = trace
@@ -91,7 +99,8 @@ class RequestRun:
             self._trace.emit(body)
 
     def close(self) -> None:
-        """Give the names free under which the request could be aborted."""
+        """Give the names free under which the request could be aborted; it is not under way any more."""
+        self._flow.leave(self._waiter)
         for family in self._families:
             self._table.close_family(family)
 
@@ -100,6 +109,9 @@ class RequestRun:
         self._answers = [
             self._register(prompt, outer, None if lone else i) for i, prompt in enumerate(prompts)
         ]
+        await self._enter(self._answers)
+        if all(state.finished for state in self._answers):
+            return  # while they waited
         tokenized = [await self._tokenize(state, state.obj) for state in self._answers]
         for state, message in zip(self._answers, tokenized):
             self._table.dispatch(state, message)
@@ -108,9 +120,10 @@ class RequestRun:
         n = _params(prompts[0]).n
         families = [outer + self._open(prompt.rid) for prompt in prompts]
         warm_ups = [self._register(_warm_up(p), family) for p, family in zip(prompts, families)]
+        await self._enter(warm_ups)
         tokenized = [await self._tokenize(state, prompt) for state, prompt in zip(warm_ups, prompts)]
         for state, message in zip(warm_ups, tokenized):
-            self._table.dispatch(state, _for_state(message, state))
+            self._table.dispatch(state, _for_state(message, state, with_input=True))
         await self._until_finished(warm_ups)
         copies = [
             self._register(_copy(prompt, sample), families[i], i * n + sample)
@@ -120,6 +133,17 @@ class RequestRun:
         self._answers = copies
         for at, state in enumerate(copies):
             self._send_copy(state, tokenized[at // n], warm_ups[at // n])
+
+    async def _enter(self, first: Sequence[ReqState]) -> None:
+        """Wait until requests may go on, or the `first` states have all ended meanwhile."""
+
+        def given_up() -> bool:
+            return all(state.finished for state in first)
+
+        def ended() -> bool:
+            return bool(self._answers) and all(state.finished for state in self._answers)
+
+        await self._flow.enter(self._waiter, given_up, ended)
 
     def _send_copy(self, state: ReqState, message: TokenizedGenerateReqInput, warm_up: ReqState) -> None:
         if state.finished:
@@ -131,10 +155,11 @@ class RequestRun:
             state.wake()
             return
         state.cached_before = warm_up.cached_tokens
+        state.logprobs.share_input(warm_up.logprobs)
         state.stats.tokenize_start = warm_up.stats.tokenize_start
         state.stats.tokenize_finish = warm_up.stats.tokenize_finish
         self._note_tokenized(state, message)
-        self._table.dispatch(state, _for_state(message, state))
+        self._table.dispatch(state, _for_state(message, state, with_input=False))
 
     def _open(self, name: str | list[str] | None) -> list[Family]:
         """The family of that name; none for a list of names or no name."""
@@ -165,7 +190,10 @@ class RequestRun:
     def _note_tokenized(self, state: ReqState, message: TokenizedGenerateReqInput) -> None:
         state.prompt_tokens = len(message.input_ids)
         if self._trace.on:
-            self._trace.emit(RequestTokenized(rid=state.rid, prompt_tokens=state.prompt_tokens))
+            embedding = isinstance(message, TokenizedEmbeddingReqInput)
+            self._trace.emit(
+                RequestTokenized(rid=state.rid, prompt_tokens=state.prompt_tokens, embedding=embedding)
+            )
 
     async def _until_finished(self, states: Sequence[ReqState]) -> None:
         while not all(state.finished for state in states):
@@ -208,15 +236,17 @@ def _params(one: GenerateReqInput) -> SamplingParams:
 
 
 def _warm_up(prompt: GenerateReqInput) -> GenerateReqInput:
-    """The prompt alone, under a fresh rid: computed, cached, nothing generated."""
+    """The prompt alone, under a fresh rid: computed, cached, nothing generated.
+
+    Its log-probabilities, if they are wanted, are computed here for all copies.
+    """
     params = msgspec.structs.replace(_params(prompt), n=1, max_new_tokens=0, min_new_tokens=0)
     return msgspec.structs.replace(
         prompt,
         rid=new_rid(f"{prompt.rid}_warm_"),
         sampling_params=params,
         stream=False,
-        return_logprob=False,
-        top_logprobs_num=0,
+        return_logprob=bool(prompt.return_logprob) and prompt.logprob_start_len != -1,
     )
 
 
@@ -228,8 +258,14 @@ def _copy(prompt: GenerateReqInput, sample: int) -> GenerateReqInput:
     return msgspec.structs.replace(prompt, rid=new_rid(f"{prompt.rid}_{sample}_"), sampling_params=params)
 
 
-def _for_state(message: TokenizedGenerateReqInput, state: ReqState) -> TokenizedGenerateReqInput:
-    """The tokenized prompt under another rid and its settings."""
+def _for_state(
+    message: TokenizedGenerateReqInput, state: ReqState, *, with_input: bool
+) -> TokenizedGenerateReqInput:
+    """The tokenized prompt under another rid and its settings.
+
+    Args:
+        with_input: log-probabilities of the prompt are computed for this one.
+    """
     params = _params(state.obj)
     if params.max_new_tokens is None:
         params = msgspec.structs.replace(params, max_new_tokens=message.sampling_params.max_new_tokens)
@@ -240,5 +276,5 @@ def _for_state(message: TokenizedGenerateReqInput, state: ReqState) -> Tokenized
         stream=state.obj.stream,
         time_stats=state.stats,
         return_logprob=bool(state.obj.return_logprob),
-        top_logprobs_num=state.obj.top_logprobs_num,
+        logprob_start_len=message.logprob_start_len if with_input else -1,
     )

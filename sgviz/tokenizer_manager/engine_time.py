@@ -14,9 +14,10 @@ LEAST_WAIT_S = 0.05  # between two looks at a clock that may stand still
 
 
 class EngineTime:
-    """Seconds of the loop's clock, without those spent parked."""
+    """Seconds of the loop's clock, or of another one, without those in which it stood still."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: EngineTime | None = None) -> None:
+        self._of = of
         self._held = 0.0
         self._parked_at: float | None = None
 
@@ -25,17 +26,20 @@ class EngineTime:
         return self._parked_at is not None
 
     def now(self) -> float:
-        at = self._parked_at if self._parked_at is not None else asyncio.get_running_loop().time()
+        at = self._parked_at if self._parked_at is not None else self._base()
         return at - self._held
+
+    def _base(self) -> float:
+        return asyncio.get_running_loop().time() if self._of is None else self._of.now()
 
     def stand_still(self) -> None:
         """From now on no time passes; harmless if it is so already."""
         if self._parked_at is None:
-            self._parked_at = asyncio.get_running_loop().time()
+            self._parked_at = self._base()
 
     def go_on(self) -> None:
         if self._parked_at is not None:
-            self._held += asyncio.get_running_loop().time() - self._parked_at
+            self._held += self._base() - self._parked_at
             self._parked_at = None
 
     async def wait_for(self, awaitable: Awaitable[T], timeout: float) -> T:

@@ -1,8 +1,8 @@
 """TokenizerManager: the engine's face in the main process's asyncio loop.
 
-Mirrors SGLang's TokenizerManager. What is simplified: one scheduler; no LoRA, sessions, pausing or weight
-updates. All methods belong to one event loop: from another thread use `call_soon_threadsafe`
-or `run_coroutine_threadsafe`. Imports: messages, channel, errors, events.
+Mirrors SGLang's TokenizerManager. What is simplified: one scheduler; no LoRA. All methods belong to one event loop:
+from another thread use `call_soon_threadsafe` or `run_coroutine_threadsafe`.
+Imports: messages, channel, errors, events.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from typing import Any
 
 from sgviz.channel import AsyncReceiver, Sender
 from sgviz.errors import SgvizError, Unavailable
 from sgviz.events.clock import Clock
 from sgviz.events.schema import ResponseFinished
-from sgviz.events.time_stats import TimeStats
 from sgviz.events.tracer import Tracer
 from sgviz.messages import (
     FinishReason,
@@ -25,23 +25,28 @@ from sgviz.messages import (
     GenerateReqInput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
-    SamplingParams,
-    TokenizedGenerateReqInput,
     ToTokenizer,
 )
 from sgviz.messages.generate import new_rid
-from sgviz.messages.rids import HEALTH_CHECK_PREFIX
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.control_desk import ControlDesk
+from sgviz.tokenizer_manager.deadlines import Deadlines
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
 from sgviz.tokenizer_manager.engine_time import EngineTime
+from sgviz.tokenizer_manager.flow import Flow
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
 from sgviz.tokenizer_manager.receive import ResultReceiver
 from sgviz.tokenizer_manager.replies import Replies
+from sgviz.tokenizer_manager.request_log import RequestLog, live_request
+from sgviz.tokenizer_manager.session_desk import SessionDesk
+from sgviz.tokenizer_manager.signs import DETOKENIZER
 from sgviz.tokenizer_manager.state import Limits, ReqState
 from sgviz.tokenizer_manager.table import RequestTable
+from sgviz.tokenizer_manager.tasks import probe
 from sgviz.tokenizer_manager.tokenize import Preparer
 from sgviz.tokenizer_manager.wait import IsDisconnected, Waiter
+from sgviz.tokenizer_manager.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +63,9 @@ class TokenizerManager:
         limits: what a prompt and its output must fit into.
         clock: source of the stamps; None: the tracer's.
         unix_offset_ns: calendar time minus that clock; None: as the wall clock has it.
+        weights: those that the engine begins with.
+        request_timeout: seconds after which a request ends with 503; None: never.
+        request_log: writes lines about requests; None: nothing is logged of them.
         on_failure: told why when nothing can be received any more, after every waiter got its error.
     """
 
@@ -72,7 +80,11 @@ class TokenizerManager:
         clock: Clock | None = None,
         unix_offset_ns: int | None = None,
         on_failure: Callable[[str], None] | None = None,
+        request_timeout: float | None = None,
+        weights: Weights | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
+        self._log = request_log or RequestLog()
         self.limits = limits
         self._on_failure = on_failure
         self._sender = sender
@@ -80,10 +92,21 @@ class TokenizerManager:
         self._clock = clock = clock or trace.clock
         self._table = RequestTable(sender=sender, trace=trace, clock=clock)
         self._preparer = Preparer(codec, limits)
-        self._builder = OutputBuilder(unix_offset_ns)
+        weights = weights or Weights()
+        self._builder = OutputBuilder(unix_offset_ns, weights)
         self._time = EngineTime()
+        request_time = EngineTime(self._time)
+        self._flow = Flow(trace, clock, request_time)
+        self._table.on_end = self._flow.note
+        self._deadlines = (
+            Deadlines(self._table, request_time, request_timeout) if request_timeout is not None else None
+        )
         self._replies = Replies(sender, self._time)
+        self.sessions = SessionDesk(self._replies, self.start)
         self.debug = DebugDesk(sender, self._replies, self._time)
+        self.control = ControlDesk(
+            sender, self._replies, self._table, self._flow, weights, self.start, lambda: self._refusal
+        )
         self._results = ResultReceiver(
             receiver=receiver,
             table=self._table,
@@ -104,7 +127,12 @@ class TokenizerManager:
     @property
     def last_receive_tstamp(self) -> int:
         """When the newest message of any kind came, ns on the manager's clock."""
-        return self._results.last_receive_tstamp
+        return self._results.signs.newest
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        """Of every live request: what was asked (long texts in part), how far it is, for how long it has lived."""
+        now = self._clock.now()
+        return [live_request(state, now) for state in self.rid_to_state.values()]
 
     def start(self) -> None:
         """Start receiving on the running loop; done by the first request if not before."""
@@ -115,6 +143,8 @@ class TokenizerManager:
     async def close(self) -> None:
         """Stop receiving; whoever still waits gets an error. The sockets stay with their owner."""
         self.fail_all("the engine was closed")
+        if self._deadlines is not None:
+            self._deadlines.close()
         task, self._loop_task = self._loop_task, None
         if task is not None:
             task.cancel()
@@ -135,7 +165,10 @@ class TokenizerManager:
             Unavailable: no new requests are taken.
             ClientDisconnected: `is_disconnected` said so; the request was aborted.
         """
-        run = self._run(obj, Waiter(is_disconnected))
+        waiter = Waiter(is_disconnected)
+        run = self._run(obj, waiter)
+        entry = self._log.opened(obj)
+        failure: BaseException | None = None
         try:
             if self._refusal is not None:
                 raise Unavailable(self._refusal)
@@ -143,11 +176,17 @@ class TokenizerManager:
             await run.launch()
             async with aclosing(run.outputs()) as outputs:
                 async for output in outputs:
+                    if entry is not None:
+                        entry.note(output)
                     yield output
         except BaseException as error:
+            failure = error
             run.leave(error)
             raise
         finally:
+            if entry is not None:
+                entry.closed(failure)
+            waiter.close()
             run.close()
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
@@ -175,24 +214,34 @@ class TokenizerManager:
             Unavailable: it did not answer in time.
         """
         self.start()
-        reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
+        start, signs = self._clock.now(), self._results.signs
+        try:
+            reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
+        except Unavailable:
+            if self._refusal is None and signs.silent_since(start) == DETOKENIZER:
+                why = f"the detokenizer did not pass on the scheduler's answer within {timeout:g} s"
+                raise Unavailable(why) from None
+            raise
         assert isinstance(reply, GetInternalStateReqOutput)
         reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state)
         reply.state["parked"] = self.debug.status.parked  # by a debugger: time limits stand still
         return reply
 
-    async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> bool:
-        """Probe the whole pipeline with one token; any message that comes meanwhile proves life as well."""
+    async def health_generate(self, timeout: float = HEALTH_TIMEOUT_S) -> str | None:
+        """Probe the pipeline with one token and a question; what comes meanwhile proves life as well.
+
+        Returns:
+            None if all stages were heard within `timeout` seconds (parked time not counted), else the silent one.
+        """
         if self._refusal is not None:
-            return False
+            return "engine"
         self.start()
-        self._results.message_came.clear()
-        self._sender.send(self._probe())
-        try:
-            await self._time.wait_for(self._results.message_came.wait(), timeout)
-        except TimeoutError:
-            return False
-        return self._refusal is None
+        start, signs = self._clock.now(), self._results.signs
+        self._sender.send(probe(self.limits, start))
+        self._sender.send(GetInternalStateReq(id=new_rid()))  # heard straight and by the detokenizer
+        with suppress(TimeoutError):
+            await self._time.wait_for(signs.all_since(start), timeout)
+        return signs.silent_since(start) if self._refusal is None else "engine"
 
     def fail_all(self, message: str, status: int = 503) -> None:
         """The engine is gone: every waiter gets an abort with `status`, and no new request is taken."""
@@ -201,11 +250,12 @@ class TokenizerManager:
         self._table.fail_all(FinishReason(type="abort", message=message, status_code=status, err_type=kind))
         self._replies.fail_all(Unavailable(message))
         self.debug.fail(Unavailable(message))
-        self._results.message_came.set()  # a probe under way need not wait for its time-out
+        self._results.signs.give_up()
 
     def refuse_new(self, reason: str) -> None:
         """From now on new requests raise Unavailable(reason); those under way go on."""
         self._refusal = reason
+        self._flow.refuse(reason)
 
     async def drained(self, timeout: float) -> bool:
         """Wait until no request is live; says whether that was so within `timeout` seconds."""
@@ -223,22 +273,11 @@ class TokenizerManager:
             obj,
             waiter,
             table=self._table,
+            flow=self._flow,
             preparer=self._preparer,
             builder=self._builder,
             trace=self._trace,
             clock=self._clock,
-        )
-
-    def _probe(self) -> TokenizedGenerateReqInput:
-        """One greedy token after id 0, under a rid that is in no table."""
-        now = self._clock.now()
-        params = SamplingParams(max_new_tokens=1, temperature=0.0).normalize()
-        return TokenizedGenerateReqInput(
-            rid=new_rid(HEALTH_CHECK_PREFIX),
-            input_ids=[0],
-            sampling_params=params,
-            stream=False,
-            time_stats=TimeStats(created=now, api_server_dispatch=now),
         )
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:

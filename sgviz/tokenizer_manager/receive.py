@@ -16,17 +16,23 @@ from sgviz.events.schema import OutputReceived
 from sgviz.events.tracer import Tracer
 from sgviz.messages import (
     AbortReq,
+    BatchEmbeddingOutput,
     BatchStrOutput,
     DebugReqOutput,
     FinishReason,
+    FlowReply,
     FlushCacheReqOutput,
     GetInternalStateReqOutput,
+    OutputColumns,
+    SessionReply,
     ToTokenizer,
 )
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
+from sgviz.tokenizer_manager.logprobs import LogprobReader
 from sgviz.tokenizer_manager.replies import Replies
-from sgviz.tokenizer_manager.state import LogprobEntry, ReqState
+from sgviz.tokenizer_manager.signs import SignsOfLife
+from sgviz.tokenizer_manager.state import ReqState
 from sgviz.tokenizer_manager.table import RequestTable
 
 logger = logging.getLogger(__name__)
@@ -36,12 +42,7 @@ ABORTED_IN_QUEUE = "the request was aborted while it waited in the scheduler's q
 
 
 class ResultReceiver:
-    """Takes what comes back.
-
-    Attributes:
-        last_receive_tstamp: clock time of the newest message of any kind: proof of life.
-        message_came: set at every message; whoever waits for a sign of life clears it first.
-    """
+    """Takes what comes back; `signs` say when anything came, and from whom."""
 
     def __init__(
         self,
@@ -58,33 +59,31 @@ class ResultReceiver:
         self._table = table
         self._replies = replies
         self._desk = desk
-        self._codec = codec
+        self._logprobs = LogprobReader(codec)
         self._trace = trace
         self._clock = clock
-        self.last_receive_tstamp = clock.now()
-        self.message_came = asyncio.Event()
+        self.signs = SignsOfLife(clock)
 
     async def handle_loop(self) -> None:
         """Receive for ever."""
         while True:
             message = await self._receiver.recv()
-            self.last_receive_tstamp = self._clock.now()
-            self.message_came.set()
+            self.signs.note(message)
             await self._handle(message)
             self._trace.flush()
 
     async def _handle(self, message: ToTokenizer) -> None:
-        if isinstance(message, BatchStrOutput):
+        if isinstance(message, BatchStrOutput | BatchEmbeddingOutput):
             await self._handle_batch_output(message)
         elif isinstance(message, AbortReq):
             self._handle_abort(message)
-        elif isinstance(message, FlushCacheReqOutput | GetInternalStateReqOutput):
+        elif isinstance(message, FlushCacheReqOutput | GetInternalStateReqOutput | FlowReply | SessionReply):
             self._replies.answer(message)
         elif isinstance(message, DebugReqOutput):
             self._desk.take(message)
         # a HealthCheckOutput has done its work by arriving
 
-    async def _handle_batch_output(self, batch: BatchStrOutput) -> None:
+    async def _handle_batch_output(self, batch: OutputColumns) -> None:
         rows = [(i, state) for i in range(len(batch.rids)) if (state := self._state(batch, i)) is not None]
         if self._trace.on and rows:
             tokens = tuple(len(batch.output_ids[i]) for i, _ in rows)
@@ -97,7 +96,7 @@ class ResultReceiver:
             for _, state in rows[start : start + BATCH_NOTIFY_SIZE]:
                 state.wake()
 
-    def _state(self, batch: BatchStrOutput, i: int) -> ReqState | None:
+    def _state(self, batch: OutputColumns, i: int) -> ReqState | None:
         """Whom row `i` is for; None if that request has ended here already."""
         state = self._table.rid_to_state.get(batch.rids[i])
         created = batch.time_stats[i].created
@@ -105,7 +104,7 @@ class ResultReceiver:
         stale = state is not None and bool(created) and created != state.stats.created
         return None if stale else state
 
-    def _update(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+    def _update(self, state: ReqState, batch: OutputColumns, i: int) -> None:
         """Put row `i` into its state; a row that does not fit ends its request and no other."""
         try:
             self._absorb(state, batch, i)
@@ -119,30 +118,24 @@ class ResultReceiver:
             if reason.status_code == 500:  # perhaps a fault behind the scheduler, which runs on
                 self._table.stop_engine_side(state)
 
-    def _absorb(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+    def _absorb(self, state: ReqState, batch: OutputColumns, i: int) -> None:
         state.take_stats(batch.time_stats[i])
         if batch.output_ids[i] and not state.stats.first_token:
             state.stats.first_token = self._clock.now()
-        state.append_text(batch.output_strs[i])
-        state.output_ids.extend(batch.output_ids[i])
+        if isinstance(batch, BatchStrOutput):
+            self._absorb_text(state, batch, i)
+        elif isinstance(batch, BatchEmbeddingOutput):
+            state.embedding = batch.embeddings[i]
         state.prompt_tokens = batch.prompt_tokens[i]
         state.completion_tokens = batch.completion_tokens[i]
         state.cached_tokens = batch.cached_tokens[i]
         state.num_retractions = batch.retraction_counts[i]
-        if state.obj.return_logprob and batch.output_token_logprobs:
-            self._add_logprobs(state, batch, i)
 
-    def _add_logprobs(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
-        with_text = state.obj.return_text_in_logprobs
-        chosen = zip(batch.output_token_logprobs[i], batch.output_ids[i])
-        state.token_logprobs.extend(self._entry(logprob, token, with_text) for logprob, token in chosen)
-        if batch.output_top_logprobs:
-            for top in batch.output_top_logprobs[i]:
-                state.top_logprobs.append([self._entry(logprob, token, with_text) for logprob, token in top])
-
-    def _entry(self, logprob: float, token: int, with_text: bool) -> LogprobEntry:
-        text = self._codec.decode([token], skip_special_tokens=False) if with_text else None
-        return (logprob, token, text)
+    def _absorb_text(self, state: ReqState, batch: BatchStrOutput, i: int) -> None:
+        state.append_text(batch.output_strs[i])
+        state.output_ids.extend(batch.output_ids[i])
+        if state.obj.return_logprob:
+            self._logprobs.add(state.logprobs, batch, i, with_text=state.obj.return_text_in_logprobs)
 
     def _handle_abort(self, message: AbortReq) -> None:
         """The scheduler took the request from a queue before it ran."""

@@ -13,15 +13,19 @@ from sgviz.errors import SgvizError, Unavailable
 from sgviz.messages import (
     DebugReq,
     DebugReqOutput,
+    FlowQuestion,
+    FlowReply,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    SessionQuestion,
+    SessionReply,
 )
 from sgviz.tokenizer_manager.engine_time import EngineTime
 
-Question = FlushCacheReqInput | GetInternalStateReq | DebugReq
-Reply = FlushCacheReqOutput | GetInternalStateReqOutput | DebugReqOutput
+Question = FlushCacheReqInput | GetInternalStateReq | DebugReq | FlowQuestion | SessionQuestion
+Reply = FlushCacheReqOutput | GetInternalStateReqOutput | DebugReqOutput | FlowReply | SessionReply
 
 
 class Replies:
@@ -31,9 +35,12 @@ class Replies:
         self._sender = sender
         self._time = time
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._failure: SgvizError | None = None
 
     async def ask(self, question: Question, timeout: float) -> Reply:
         """Send and wait at most `timeout` seconds, parked time not counted. Raises Unavailable if no answer came."""
+        if self._failure is not None:
+            raise self._failure
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[question.id] = future
         try:
@@ -52,7 +59,8 @@ class Replies:
             future.set_result(reply)
 
     def fail_all(self, error: SgvizError) -> None:
-        """Let every question end with `error`."""
+        """The engine is gone: every question, also one to come, ends with `error`."""
+        self._failure = error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)

@@ -10,21 +10,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from sgviz.events.time_stats import TimeStats
-from sgviz.messages import FinishReason, GenerateReqInput
+from sgviz.messages import EmbeddingSpec, FinishReason, GenerateReqInput
 from sgviz.messages.generate import most_new_tokens
-
-LogprobEntry = tuple[float, int, str | None]  # log-probability, token id, its text if asked for
-
-# stamped in this process; all others come back with the scheduler's messages
-_OWN_STAMPS = (
-    "created",
-    "tokenize_start",
-    "tokenize_finish",
-    "api_server_dispatch",
-    "first_token",
-    "finished",
-    "response_sent",
-)
+from sgviz.tokenizer_manager.logprobs import Logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +25,8 @@ class Limits:
         max_req_input_len: longest prompt that the scheduler's memory can take.
         max_total_num_tokens: KV slots, in pages of `page_size`.
         vocab_size: ids of the model are 0 to vocab_size - 1.
+        logit_processors: names that requests may give as their custom_logit_processor.
+        embedding: how the model makes vectors; None: it does not. is_generation: it generates tokens.
     """
 
     context_len: int
@@ -45,6 +35,9 @@ class Limits:
     max_total_num_tokens: int
     page_size: int
     vocab_size: int
+    logit_processors: tuple[str, ...] = ()
+    embedding: EmbeddingSpec | None = None
+    is_generation: bool = True
 
     def most_new_tokens(self, prompt: int) -> int:
         """The longest output after a prompt of so many tokens."""
@@ -56,7 +49,7 @@ class Limits:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ReqState:
     """The mutable state of one rid; identity is the object, as a rid may be used again.
 
@@ -65,9 +58,11 @@ class ReqState:
         event: set when there is something to read; one request's states share it.
         dispatched: the scheduler has it, so only the scheduler's last message ends it.
         unread: news since the last read.
+        verdict: what it ends with if it ends by an abort, whatever the engine says.
         cached_before: of a sample (n > 1), the prompt tokens found cached before its own warm-up; the caller is
             told these, not what that warm-up left for it. None: no warm-up.
-        output_ids, token_logprobs, top_logprobs: everything so far.
+        weight_changes: output tokens after which other weights took over, and their version.
+        output_ids, logprobs: everything so far. embedding: the vector of a request for one (float32 as bytes).
     """
 
     rid: str
@@ -79,14 +74,16 @@ class ReqState:
     abort_sent: bool = False
     unread: bool = False
     finish_reason: FinishReason | None = None
+    verdict: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     cached_before: int | None = None
     num_retractions: int = 0
+    weight_changes: list[tuple[int, str]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
-    token_logprobs: list[LogprobEntry] = field(default_factory=list)
-    top_logprobs: list[list[LogprobEntry]] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=Logprobs)
+    embedding: bytes = b""
     _text: list[str] = field(default_factory=list)
 
     @property
@@ -105,9 +102,15 @@ class ReqState:
             self._text.append(piece)
 
     def take_stats(self, received: TimeStats) -> None:
-        """Keep the stamps of the other processes beside those of this one."""
-        for name in _OWN_STAMPS:
-            setattr(received, name, getattr(self.stats, name))
+        """Keep the stamps of this process beside those that come back with the scheduler's message."""
+        own = self.stats  # a line each: it runs for every token of every request
+        received.created = own.created
+        received.tokenize_start = own.tokenize_start
+        received.tokenize_finish = own.tokenize_finish
+        received.api_server_dispatch = own.api_server_dispatch
+        received.first_token = own.first_token
+        received.finished = own.finished
+        received.response_sent = own.response_sent
         self.stats = received
 
     def wake(self) -> None:

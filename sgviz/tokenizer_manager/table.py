@@ -8,11 +8,11 @@ One asyncio loop owns a table: call from that loop's thread only. Imports: messa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sgviz.channel import Sender
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, Unavailable
 from sgviz.events.clock import Clock
 from sgviz.events.schema import Reason, RequestAborted, RequestDispatched, RequestFinished
 from sgviz.events.time_stats import TimeStats
@@ -39,6 +39,8 @@ class RequestTable:
         self._sender = sender
         self._trace = trace
         self._clock = clock
+        self.on_register: Callable[[ReqState], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -80,6 +82,8 @@ class RequestTable:
         state = ReqState(rid=obj.rid, obj=obj, event=event, stats=stats, index=index)
         self.rid_to_state[state.rid] = state
         self._note_emptiness()
+        if self.on_register is not None:
+            self.on_register(state)
         for family in families:
             family.states.append(state)
             if family.aborted is not None:
@@ -102,6 +106,8 @@ class RequestTable:
         """Take the rid out of the table for `reason`; waking is up to the caller."""
         if state.finished:
             return
+        if reason.type == "abort" and state.verdict is not None:
+            reason = state.verdict
         state.stats.finished = self._clock.now()
         state.finish_reason = reason
         self._remove(state)
@@ -150,6 +156,18 @@ class RequestTable:
             state.abort_sent = True
             self._sender.send(AbortReq(rid=state.rid))
 
+    def expire(self, state: ReqState, why: str) -> None:
+        """Abort a request that took too long: it ends with 503, unless it ends by itself meanwhile."""
+        state.verdict = FinishReason(
+            type="abort", message=why, status_code=Unavailable.status, err_type=Unavailable.type
+        )
+        self._abort(state, why)
+
+    def give_up(self, state: ReqState) -> None:
+        """End a request here that was aborted and whose end the engine does not tell."""
+        self.finish(state, FinishReason(type="abort", message="the engine did not end the request"))
+        state.wake()
+
     async def drained(self) -> None:
         """Wait until no request is live."""
         await self._empty.wait()
@@ -170,6 +188,8 @@ class RequestTable:
         if self.rid_to_state.get(state.rid) is state:
             del self.rid_to_state[state.rid]
             self._note_emptiness()
+            if self.on_end is not None:
+                self.on_end()
 
     def _check_free(self, name: str) -> None:
         if name in self.rid_to_state or name in self._families:

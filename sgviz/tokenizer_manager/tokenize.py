@@ -20,8 +20,11 @@ from sgviz.messages import GenerateReqInput, SamplingParams, TokenizedGenerateRe
 from sgviz.messages.generate import LONG_TEXT, MAX_TOKEN_CHARS, new_rid, prompt_rids
 from sgviz.messages.rids import check_rid, check_unicode
 from sgviz.messages.sampling import TOP_K_ALL
+from sgviz.tokenizer_manager.asked_logprobs import check_processor, spread_token_ids, start_of, token_ids_of
 from sgviz.tokenizer_manager.codec import TextCodec
+from sgviz.tokenizer_manager.session_desk import check_turn, leading_id
 from sgviz.tokenizer_manager.state import Limits
+from sgviz.tokenizer_manager.tasks import check_task, of_kind
 
 INT64_MAX = 2**63 - 1
 MAX_ANSWERS = 16_384  # of one call: prompts times n
@@ -41,6 +44,7 @@ class Preparer:
         Raises:
             BadRequest: wrong shape, a value that is not allowed, or one rid given twice.
         """
+        check_task(obj, self._limits)
         prompts = _prompts(obj)
         size = None if obj.is_single else len(prompts)
         rids = _rids(obj.rid, size)
@@ -56,8 +60,15 @@ class Preparer:
             raise BadRequest(f"n must be the same for all prompts, got {[p.n for p in params]}", param="n")
         tops = _spread(obj.top_logprobs_num, size, "top_logprobs_num")
         logprobs = _spread(obj.return_logprob, size, "return_logprob")
+        starts = _spread(obj.logprob_start_len, size, "logprob_start_len")
+        token_ids = spread_token_ids(obj.token_ids_logprob, size, self._limits.vocab_size)
         for top in tops:
             _check_range("top_logprobs_num", top, 0, self._limits.vocab_size)
+        turns = _spread(obj.session_params, size, "session_params")
+        for turn, param in zip(turns, params):
+            check_turn(turn, param)
+        _check_priority(obj.priority)
+        check_processor(obj.custom_logit_processor, self._limits.logit_processors)
         check_unicode("extra_key", obj.extra_key or "")
         return [
             msgspec.structs.replace(
@@ -68,9 +79,14 @@ class Preparer:
                 sampling_params=param,
                 return_logprob=logprob,
                 top_logprobs_num=top if logprob else 0,
+                logprob_start_len=start if logprob else -1,
+                token_ids_logprob=ids if logprob else None,
+                session_params=turn,
                 extra_key=obj.extra_key or None,
             )
-            for prompt, rid, param, logprob, top in zip(prompts, rids, params, logprobs, tops)
+            for prompt, rid, param, logprob, top, start, ids, turn in zip(
+                prompts, rids, params, logprobs, tops, starts, token_ids, turns
+            )
         ]
 
     async def tokenize(
@@ -90,7 +106,7 @@ class Preparer:
         self._check_ids(ids, where)
         params = _single(one.sampling_params)
         assert isinstance(one.rid, str)
-        return TokenizedGenerateReqInput(
+        message = TokenizedGenerateReqInput(
             rid=one.rid,
             input_ids=ids,
             sampling_params=self._fit(params, len(ids), one.default_new_tokens),
@@ -99,7 +115,16 @@ class Preparer:
             return_logprob=bool(one.return_logprob),
             top_logprobs_num=_single(one.top_logprobs_num),
             extra_key=one.extra_key,
+            logprob_start_len=start_of(one, len(ids)),
+            token_ids_logprob=token_ids_of(one),
+            custom_logit_processor=one.custom_logit_processor,
+            require_reasoning=None if one.require_reasoning is None else bool(one.require_reasoning),
+            priority=one.priority,
         )
+        if one.session_params is not None:
+            message.session_params = _single(one.session_params)
+            message.bos_token_id = leading_id(self._codec)
+        return of_kind(message, one)
 
     def _settle(self, params: SamplingParams) -> SamplingParams:
         for text in params.stop_strings:
@@ -214,7 +239,7 @@ def _spread(value: T | list[T], size: int | None, name: str) -> list[T]:
     return value
 
 
-def _single(value: T | list[T]) -> T:
+def _single(value: T | list[T] | list[T | None]) -> T:
     assert not isinstance(value, list), "split gives one value a prompt"
     return value
 
@@ -224,6 +249,13 @@ def _flat(ids: list[int] | list[list[int]] | None) -> list[int]:
         expected = "input_ids must be a list of integers, or a list of such lists"
         raise BadRequest(expected, param="input_ids")
     return cast("list[int]", ids)
+
+
+def _check_priority(priority: object) -> None:
+    if priority is not None:
+        if type(priority) is not int:
+            raise BadRequest(f"priority must be an integer, got {priority!r:.60}", param="priority")
+        _check_range("priority", priority, -INT64_MAX - 1, INT64_MAX)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

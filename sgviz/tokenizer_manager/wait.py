@@ -1,13 +1,13 @@
 """Waiting for a request's states, and noticing that its client has gone.
 
-Mirrors the waiting half of SGLang's `_wait_one_response`. Imports: errors.
+Mirrors the waiting half of SGLang's `_wait_one_response`. A timer for each wait would cost more than the wait, so
+one timer stands for the next question about the client, however many outputs come before. Imports: errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from sgviz.errors import ClientDisconnected
 
@@ -27,28 +27,36 @@ class Waiter:
         self.event = asyncio.Event()
         self._is_disconnected = is_disconnected
         self._poll_s = poll_s
-        self._next_poll = asyncio.get_running_loop().time() + poll_s
+        self._loop = asyncio.get_running_loop()
+        self._due = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self) -> None:
         """Until there may be news. Raises ClientDisconnected if nobody is there to read them."""
-        while not self.event.is_set():
-            await self._wait_until_poll()
+        if self._timer is None:
             await self.poll()
+        await self.event.wait()
         self.event.clear()
+        await self.poll()
 
     async def poll(self) -> None:
         """Ask for the client if it is time to. Raises ClientDisconnected if it has gone."""
-        loop = asyncio.get_running_loop()
-        if self._is_disconnected is None or loop.time() < self._next_poll:
-            return
-        if await self._is_disconnected():
-            raise ClientDisconnected("the client closed the connection")
-        self._next_poll = loop.time() + self._poll_s
-
-    async def _wait_until_poll(self) -> None:
         if self._is_disconnected is None:
-            await self.event.wait()
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._next_poll):
-                await self.event.wait()
+        if self._due:
+            self._due = False
+            if await self._is_disconnected():
+                raise ClientDisconnected("the client closed the connection")
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._poll_s, self._on_time)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._due = True
+        self.event.set()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVarTuple
 
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.errors import SgvizError
-from sgviz.messages import BatchStrOutput, BatchTokenIDOutput, ToDetokenizer, ToTokenizer
+from sgviz.messages import BatchEmbeddingOutput, BatchTokenIDOutput, OutputColumns, ToDetokenizer, ToTokenizer
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.tokenizer_manager import TokenizerManager
 from sgviz.virtual.arrival import AfterFinish, Arrival, Prompter
@@ -141,7 +141,7 @@ class TokenizerActor:
         self._clock.resume()
         message = self._inbox.take()
         if self._model is not None:
-            rows = len(message.rids) if isinstance(message, BatchStrOutput) else 1
+            rows = len(message.rids) if isinstance(message, OutputColumns) else 1
             self._clock.charge(self._model.answer_ns(rows))
         self._results.hand_in(message)
         self._loop.run_ready()
@@ -194,6 +194,8 @@ class DetokenizerActor:
             if self._model is not None:
                 self._clock.charge(self._model.detokenize_ns(len(message.rids)))
             self._manager.handle(message)
+        elif isinstance(message, BatchEmbeddingOutput):
+            self._manager.handle(message)  # passed on as it is
         self._clock.pause()
 
 

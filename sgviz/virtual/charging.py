@@ -6,7 +6,7 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
 from sgviz.virtual.host import ActorClock, HostModel
-from sgviz.worker.protocol import GenerationBatchResult, Launch, Worker
+from sgviz.worker.protocol import BatchResult, Launch, NewWeights, Worker
 
 
 class ChargingWorker:
@@ -25,6 +25,9 @@ class ChargingWorker:
     def forget(self, rows: list[int]) -> None:
         self._worker.forget(rows)
 
+    def load_weights(self, model_path: str) -> NewWeights:
+        return self._worker.load_weights(model_path)
+
     def close(self) -> None:
         self._worker.close()
 
@@ -40,7 +43,7 @@ class _ChargingLaunch:
     def done(self) -> bool:
         return self._launch.done()
 
-    def result(self) -> GenerationBatchResult:
+    def result(self) -> BatchResult:
         """The first event after it says when the waiting ended; the work comes behind that."""
         result = self._launch.result()
         self._clock.charge_after_next_stamp(self._cost_ns)

@@ -20,6 +20,7 @@ from sgviz.grammar import make_compiler
 from sgviz.messages import ToDetokenizer, ToScheduler, ToTokenizer
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
+from sgviz.reasoning import marks_of
 from sgviz.recording import ClockAnchor, Header, Recording
 from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.scheduler.scheduler import Scheduler
@@ -199,6 +200,7 @@ class Stage:
                 clock,
                 vocab_size=worker.info.vocab_size,
                 eos_token_ids=worker.info.eos_token_ids,
+                marks=marks_of(self._settings.serve.reasoning_parser),
                 inline=True,
             ),
             trace=self._tracer("scheduler"),

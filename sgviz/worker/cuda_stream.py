@@ -142,12 +142,7 @@ class CudaStreams:
         self._copy.wait_event(ended)
         with torch.cuda.stream(self._copy):
             copying.record(self._copy)
-            host = Sampled(
-                tokens=self._to_host(sampled.tokens),
-                logprobs=self._to_host_if(sampled.logprobs),
-                top_logprobs=self._to_host_if(sampled.top_logprobs),
-                top_ids=self._to_host_if(sampled.top_ids),
-            )
+            host = sampled.moved(self._to_host)
             copied.record(self._copy)
         return InFlight(
             host=host,
@@ -170,9 +165,6 @@ class CudaStreams:
         tensor.record_stream(self._copy)  # its memory is not reused before the copy is done
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
-
-    def _to_host_if(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else self._to_host(tensor)
 
 
 def _timed() -> torch.cuda.Event:

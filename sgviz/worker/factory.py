@@ -12,6 +12,7 @@ from sgviz.worker.kv_budget import (
     kv_tokens,
     usable_context,
 )
+from sgviz.worker.logit_processors import load_logit_processors
 from sgviz.worker.protocol import Worker, WorkerInfo
 from sgviz.worker.sim.hardware import DEVICE_PREFIX
 
@@ -25,12 +26,23 @@ def make_worker(settings: Settings) -> Worker:
     Raises:
         StartupError: the model is unknown or cannot be loaded. ConfigError: a setting does not fit it.
     """
+    # mock and simulated devices have no logits; that the names can be loaded is found out all the same
+    processors = load_logit_processors(settings.model.custom_logit_processors)
     if settings.model.device == "mock":
         return _mock(settings)
     if settings.model.device.startswith(DEVICE_PREFIX):
         from sgviz.worker.sim.build import make_sim_worker
 
         return make_sim_worker(settings)
+    from sgviz.model.embedding_config import embedding_spec
+    from sgviz.model.fetch import resolve_model
+
+    folder = resolve_model(settings.model.model_path)
+    spec = embedding_spec(folder, settings.model.pooling)
+    if spec.is_encoder:
+        from sgviz.worker.encoder_worker import EncoderWorker
+
+        return EncoderWorker(folder, settings, spec)
     from sgviz.worker.tp_worker import TpModelWorker
 
     return TpModelWorker(
@@ -45,6 +57,9 @@ def make_worker(settings: Settings) -> Worker:
         torch_threads=settings.model.torch_threads,
         random_seed=settings.model.random_seed,
         mem_fraction_static=settings.cache.mem_fraction_static,
+        embedding=spec,
+        is_generation=not settings.model.is_embedding,
+        logit_processors=processors,
     )
 
 
@@ -62,10 +77,16 @@ def _mock(settings: Settings) -> Worker:
 
 def mock_info_of(settings: Settings) -> WorkerInfo:
     """What a float32 CPU worker would tell of the model, without its weights."""
+    from sgviz.model.embedding_config import embedding_spec
     from sgviz.model.fetch import resolve_model
     from sgviz.model.model_config import model_facts
 
-    facts = model_facts(resolve_model(settings.model.model_path))
+    folder = resolve_model(settings.model.model_path)
+    facts, spec = model_facts(folder), embedding_spec(folder, settings.model.pooling)
+    if spec.is_encoder:
+        from sgviz.worker.encoder_info import encoder_info
+
+        return encoder_info(folder, settings, spec, device="mock", dtype="float32")
     context = usable_context(settings.model.context_length, facts.context_len)
     token_bytes = bytes_per_token(facts, MOCK_ITEMSIZE)
     size = kv_tokens(
@@ -85,4 +106,6 @@ def mock_info_of(settings: Settings) -> WorkerInfo:
         dtype="float32",
         num_layers=facts.num_layers,
         bytes_per_token=token_bytes,
+        embedding=spec,
+        is_generation=not settings.model.is_embedding,
     )

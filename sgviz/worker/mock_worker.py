@@ -5,8 +5,9 @@ the new ids at `out_cache_loc`, reads every position back through the row table,
 the next token depends on the true history alone, and any error in slots, rows or lengths changes the output
 (or, with `check=True`, raises KvMismatch with the position). Decode inputs come by row from a FutureMap of
 its own, as on the real device. Mirrors TpModelWorker's behaviour towards the scheduler, nothing inside it;
-sampling parameters have no influence, except that `min_new_tokens` keeps the end-of-sequence id away, and that
-a token which a grammar does not allow gives way to the next id that it does.
+sampling parameters and logit processors have no influence, except that `min_new_tokens` keeps the end-of-sequence id
+away, and that a token which a grammar does not allow gives way to the next id that it does. Log-probabilities follow
+the history too: what comes has one between -1 and 0, and each id behind it (round the vocabulary) has 0.5 less.
 Imports: batch, worker.snapshot, worker.stream, errors (no torch).
 """
 
@@ -14,17 +15,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from sgviz.batch.asked_positions import AskedPositions, asked_positions
+from sgviz.batch.input_logprobs import InputLogprobs
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, VocabMask, constrained_members, fill_vocab_mask
-from sgviz.errors import SgvizError
-from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
+from sgviz.errors import BadRequest, SgvizError
+from sgviz.messages.embedding import EmbeddingSpec
+from sgviz.worker.mock_logprobs import behind, input_logprobs, likeliest, logprobs
+from sgviz.worker.protocol import EmbeddingBatchResult, GenerationBatchResult, Launch, NewWeights, WorkerInfo
 from sgviz.worker.random_bits import mix64
+from sgviz.worker.rule_vector import rule_vector
 from sgviz.worker.snapshot import BatchSnapshot, Ints
 from sgviz.worker.stream import CpuStream, DelayedLaunch, InlineStream, ManualStream, Stream, WorkerLaunch
 
@@ -32,7 +38,7 @@ Duration = float | Callable[[ScheduleBatch], float]
 TokenRule = Callable[[str, int, int], int | None]
 Bits = npt.NDArray[np.uint64]
 UNKNOWN = -1  # FutureMap entry of a row that has sampled nothing
-MOCK_TOP_LOGPROB_STEP = 0.5
+MOCK_EMBEDDING = EmbeddingSpec(dim=16)
 
 
 class KvMismatch(SgvizError):
@@ -46,6 +52,7 @@ def mock_info(
     max_total_num_tokens: int = 4096,
     eos_token_ids: tuple[int, ...] = (2,),
     model: str = "mock",
+    embedding: EmbeddingSpec | None = MOCK_EMBEDDING,
 ) -> WorkerInfo:
     """WorkerInfo of a device that computes nothing."""
     return WorkerInfo(
@@ -56,6 +63,8 @@ def mock_info(
         eos_token_ids=eos_token_ids,
         device="mock",
         dtype="int64",
+        embedding=embedding,
+        is_generation=embedding is None or not embedding.is_encoder,
     )
 
 
@@ -69,9 +78,11 @@ class _Forward:
     seconds: float
     known: list[list[int]] | None
     return_logprob: bool
+    asked: list[AskedPositions]
     constrained: Constrained
     mask: VocabMask | None = None
     start_ns: int = 0
+    inputs: dict[int, InputLogprobs] = field(default_factory=dict)
 
 
 class MockWorker:
@@ -124,35 +135,53 @@ class MockWorker:
             raise ValueError("complete() needs MockWorker(manual=True); this one runs by itself")
         return self._manual.step(count)
 
-    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> WorkerLaunch | DelayedLaunch:
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         """Start the forward of `batch`. Raises BadBatch for a batch whose lists disagree."""
+        if batch.is_embedding:
+            return self.forward_batch_embedding(batch)
+        forward, number = self._take(batch), self._launched
+        if delay_sample:
+            read = self._stream.submit(lambda: self._forward(forward))
+            return DelayedLaunch(batch.bid, number, lambda: self._begin(forward, number, read.result))
+        return self._begin(forward, number, lambda: self._forward(forward))
+
+    def forward_batch_embedding(self, batch: ScheduleBatch) -> WorkerLaunch[EmbeddingBatchResult]:
+        """A vector a request, by `rule_vector` from the hash of its history; `b""` while the prompt goes on."""
+        forward, number = self._take(batch), self._launched
+        sizes = [None if req is batch.chunked_req else (req.dimensions,) for req in batch.reqs]
+        embedded = self._stream.submit(lambda: self._embed(forward, number, sizes))
+        return WorkerLaunch(batch.bid, number, embedded)
+
+    def _take(self, batch: ScheduleBatch) -> _Forward:
+        """What the stream needs of `batch`; counts it."""
         duration = self._duration
-        forward = _Forward(
+        self._launched += 1
+        return _Forward(
             batch=BatchSnapshot.take(batch),
             reqs=list(batch.reqs),
             output_index=[n - len(req.origin_input_ids) for n, req in zip(batch.seq_lens, batch.reqs)],
             seconds=duration(batch) if callable(duration) else duration or 0.0,
             known=[req.fill_ids() for req in batch.reqs] if self._check else None,
             return_logprob=batch.return_logprob,
+            asked=asked_positions(batch) if batch.return_logprob else [],
             constrained=constrained_members(batch),
         )
-        self._launched += 1
-        number = self._launched
-        if delay_sample:
-            read = self._stream.submit(lambda: self._forward(forward))
-            return DelayedLaunch(batch.bid, number, lambda: self._begin(forward, number, read.result))
-        return self._begin(forward, number, lambda: self._forward(forward))
 
-    def _begin(self, forward: _Forward, number: int, bits: Callable[[], Bits]) -> WorkerLaunch:
+    def _begin(
+        self, forward: _Forward, number: int, bits: Callable[[], Bits]
+    ) -> WorkerLaunch[GenerationBatchResult]:
         if forward.constrained:
             forward.mask = fill_vocab_mask(forward.constrained, self.info.vocab_size, self.info.eos_token_ids)
-        return WorkerLaunch(
-            forward.batch.bid, number, self._stream.submit(lambda: self._sample(forward, number, bits()))
-        )
+        sampled = self._stream.submit(lambda: self._sample(forward, number, bits()))
+        return WorkerLaunch(forward.batch.bid, number, sampled)
 
     def forget(self, rows: list[int]) -> None:
         """The rows' last tokens are dropped, behind the launches that may still read them."""
         self._stream.submit(lambda: self._forget(rows))
+
+    def load_weights(self, model_path: str) -> NewWeights:
+        """Refused: there are none."""
+        raise BadRequest("the mock device has no weights that could be replaced", param="model_path")
 
     def close(self) -> None:
         self._stream.close()
@@ -169,6 +198,10 @@ class MockWorker:
         found = self._read(forward.batch)
         if forward.known is not None:
             _compare(forward, found)
+        for asked in forward.asked:
+            end = asked.position + len(asked.next_ids)
+            words = self._tokens.hashes(found[asked.member, :end])[asked.position :]
+            forward.inputs[asked.member] = input_logprobs(asked, words, self.info.vocab_size)
         return self._tokens.hash(found)
 
     def _sample(self, forward: _Forward, number: int, bits: Bits) -> GenerationBatchResult:
@@ -187,6 +220,21 @@ class MockWorker:
         if forward.return_logprob:
             self._add_logprobs(result, forward, bits)
         return result
+
+    def _embed(
+        self, forward: _Forward, number: int, sizes: list[tuple[int | None] | None]
+    ) -> EmbeddingBatchResult:
+        bits, spec = self._forward(forward).tolist(), self.info.embedding
+        assert spec is not None, "the TokenizerManager refuses such requests"
+        vectors = [rule_vector(word, spec.dim, *size) if size else b"" for word, size in zip(bits, sizes)]
+        self._sleep(forward.seconds, forward.start_ns)
+        return EmbeddingBatchResult(
+            bid=forward.batch.bid,
+            embeddings=vectors,
+            forward_pass_id=number,
+            start_ns=forward.start_ns,
+            end_ns=time.monotonic_ns(),
+        )
 
     def _write(self, batch: BatchSnapshot) -> None:
         """The new positions' ids go to their slots, the decoding rows' from the FutureMap."""
@@ -249,16 +297,18 @@ class MockWorker:
             time.sleep(left)
 
     def _add_logprobs(self, result: GenerationBatchResult, forward: _Forward, bits: Bits) -> None:
-        """Numbers by rule: the chosen token comes first, each further one is half a nat less likely."""
-        chosen = [-float(word % np.uint64(1000)) / 1000 for word in bits]
-        result.logprobs = chosen
+        """By the rule at the top, for the tokens sampled and the prompt positions asked for."""
+        size = self.info.vocab_size
+        result.logprobs = chosen = logprobs(bits)
+        rows = list(zip(forward.reqs, result.next_token_ids, chosen))
         result.top_logprobs = [
-            [
-                (best - rank * MOCK_TOP_LOGPROB_STEP, (token + rank) % self.info.vocab_size)
-                for rank in range(req.top_logprobs_num)
-            ]
-            for req, token, best in zip(forward.reqs, result.next_token_ids, chosen)
+            likeliest(token, best, req.top_logprobs_num, size) for req, token, best in rows
         ]
+        result.token_ids_logprobs = [
+            behind(token, best, req.token_ids_logprob, size) for req, token, best in rows
+        ]
+        if forward.inputs:
+            result.input_logprobs = [forward.inputs.get(member) for member in range(len(rows))]
 
 
 class _TokenTable:
@@ -277,6 +327,10 @@ class _TokenTable:
         """[B] 64 bits of the ids and their positions; an odd weight each, so one wrong id always shows."""
         weights = self._weights[: found.shape[1]]
         return mix64((found.view(np.uint64) * weights).sum(axis=1, dtype=np.uint64))
+
+    def hashes(self, found: Ints) -> Bits:
+        """[n] what `hash` gives after 1, 2, ... n positions of one row [n]."""
+        return mix64((found.view(np.uint64) * self._weights[: len(found)]).cumsum(dtype=np.uint64))
 
     def choose(self, bits: Bits, no_eos: npt.NDArray[np.bool_]) -> list[int]:
         """Low half: which plain token; high half: whether the answer ends here."""

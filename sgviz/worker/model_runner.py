@@ -7,22 +7,27 @@ Imports: batch, model, worker.kv_budget, torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sgviz.batch.asked_positions import AskedPositions
 from sgviz.batch.forward_mode import ForwardMode
 from sgviz.config import DEFAULT_MAX_RUNNING
 from sgviz.errors import ConfigError
 from sgviz.model.attention import AttentionBackend, TorchAttention
 from sgviz.model.decode_graph import DecodeGraph
+from sgviz.model.decoder import CausalLM
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.kv_pool import MHATokenToKVPool
 from sgviz.model.loader import DTYPES, load_model
-from sgviz.model.model_config import Quantization, load_config
+from sgviz.model.model_config import DecoderConfig, Quantization, load_config
 from sgviz.model.registry import model_class
+from sgviz.worker.input_logprobs import input_parts
+from sgviz.worker.input_part import InputPart
 from sgviz.worker.kv_budget import (
     CPU_KV_BYTES,
     bytes_per_token,
@@ -39,6 +44,15 @@ class MemoryPlan:
     page_size: int = 1
     max_running_requests: int | None = None
     mem_fraction_static: float = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model over a runner's KV pool, with its decode step in one piece where it has one."""
+
+    config: DecoderConfig
+    model: CausalLM
+    decode_graph: DecodeGraph | None
 
 
 class ModelRunner:
@@ -73,14 +87,32 @@ class ModelRunner:
         self.facts = self.config.facts
         self.dtype = dtype
         self.device = device
+        self._quantization = quantization
         self.context_len = usable_context(context_length, self.facts.context_len)
-        self.model = load_model(folder, dtype, device, quantization=quantization)
-        self.model.eval()
+        self.model = self._load_model(folder)
         self.kv_pool = self._take_memory(memory)
         self.attention: AttentionBackend = TorchAttention(self.kv_pool)
-        graphable = device.type == "cpu" and dtype is torch.float32
-        self.decode_graph = DecodeGraph(self.model, self.kv_pool) if graphable else None
+        self.decode_graph = self._graph_of(self.model)
         self.forward_pass_id = 0
+
+    def load(self, folder: Path) -> Loaded:
+        """The model in `folder` as this runner would run it; what runs is not touched. Raises StartupError."""
+        model = self._load_model(folder)
+        return Loaded(load_config(folder), model, self._graph_of(model))
+
+    def put(self, loaded: Loaded) -> None:
+        """Run `loaded` from now on. On the stream, between two forwards."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # it was loaded on another stream
+        self.config, self.facts = loaded.config, loaded.config.facts
+        self.model, self.decode_graph = loaded.model, loaded.decode_graph
+
+    def _load_model(self, folder: Path) -> CausalLM:
+        return load_model(folder, self.dtype, self.device, quantization=self._quantization).eval()
+
+    def _graph_of(self, model: CausalLM) -> DecodeGraph | None:
+        graphable = self.device.type == "cpu" and self.dtype is torch.float32
+        return DecodeGraph(model, self.kv_pool) if graphable else None
 
     @property
     def weight_bytes(self) -> int:
@@ -107,12 +139,25 @@ class ModelRunner:
         logits: Tensor = self.model.forward(batch, self.attention)
         return logits
 
+    @torch.inference_mode()
+    def forward_with_inputs(
+        self, batch: ForwardBatch, asked: Sequence[AskedPositions]
+    ) -> tuple[Tensor, list[InputPart]]:
+        """`forward`, and the log-probabilities of the prompt tokens that somebody asked for."""
+        model = self.model
+        self.attention.prepare(batch)
+        hidden = model.hidden(batch.input_ids, batch.positions, self.attention)
+        parts = input_parts(asked, hidden, model.logits, self.facts.vocab_size)
+        return model.logits(hidden.index_select(0, batch.logit_rows)), parts
+
     def _take_memory(self, memory: MemoryPlan) -> MHATokenToKVPool:
         facts = self.facts
+        token_bytes = bytes_per_token(facts, self.dtype.itemsize)
         size = kv_tokens(
             max_total_tokens=memory.max_total_tokens,
             page_size=memory.page_size,
-            token_bytes=bytes_per_token(facts, self.dtype.itemsize),
+            token_bytes=token_bytes,
+            host_bytes=token_bytes if self.device.type == "cpu" else 0,
             budget_bytes=_budget(self.device, memory.mem_fraction_static),
             useful_tokens=(memory.max_running_requests or DEFAULT_MAX_RUNNING) * self.context_len,
         )

@@ -9,10 +9,12 @@ Mirrors SGLang's TpModelWorker / GenerationBatchResult. Imports: batch (no torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from sgviz.batch.input_logprobs import InputLogprobs, Pairs
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.messages.embedding import EmbeddingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class WorkerInfo:
         eos_token_ids: ids that end an answer (model and generation config together).
         bytes_per_token: KV bytes one token costs, all layers.
         simulated: times come from a cost model, tokens from a rule.
+        embedding: how it makes vectors of prompts; None: it does not.
+        is_generation: it generates tokens. is_encoder: whole prompts only, and no KV behind the slots.
     """
 
     model: str
@@ -38,6 +42,12 @@ class WorkerInfo:
     bytes_per_token: int = 0
     weight_bytes: int = 0
     simulated: bool = False
+    embedding: EmbeddingSpec | None = None
+    is_generation: bool = True
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.embedding is not None and self.embedding.is_encoder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +81,11 @@ class GenerationBatchResult(DeviceTimes):
         next_token_ids: one a request; the entry of an unfinished chunk is not to be used.
         logprobs: natural log of the chosen token's probability by request, or None if nobody asked.
         top_logprobs: by request `(logprob, token id)`, best first; empty for those who did not ask.
+        token_ids_logprobs: by request, of the ids that it asked for, or None if nobody asked.
+        input_logprobs: by request, of the prompt tokens that follow positions of this forward, or None likewise.
+        failures: why members (by their place) have no token: their logit processor raised. The others have theirs.
+        nan_members: members (by their place) whose logits held a NaN. Neither their token nor the KV that this forward
+            wrote for them means anything.
         can_run_cuda_graph: the device replayed a captured CUDA graph.
     """
 
@@ -78,8 +93,29 @@ class GenerationBatchResult(DeviceTimes):
     next_token_ids: list[int]
     forward_pass_id: int
     logprobs: list[float] | None = None
-    top_logprobs: list[list[tuple[float, int]]] | None = None
+    top_logprobs: list[Pairs] | None = None
+    token_ids_logprobs: list[Pairs] | None = None
+    input_logprobs: list[InputLogprobs | None] | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    nan_members: list[int] = field(default_factory=list)
     can_run_cuda_graph: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddingBatchResult(DeviceTimes):
+    """What a prefill-only forward gave, in the order of the batch's requests.
+
+    Attributes:
+        embeddings: a vector each, little-endian float32 as bytes; empty for an unfinished chunk.
+    """
+
+    bid: int
+    embeddings: list[bytes]
+    forward_pass_id: int
+    can_run_cuda_graph: bool = False
+
+
+BatchResult = GenerationBatchResult | EmbeddingBatchResult
 
 
 class Launch(Protocol):
@@ -94,8 +130,24 @@ class Launch(Protocol):
         """Begin the sampling that `launch(..., delay_sample=True)` left out; nothing to do for other launches."""
         ...
 
-    def result(self) -> GenerationBatchResult:
-        """Wait for the forward. Raises what the forward raised, SgvizError if its sampling was never begun."""
+    def result(self) -> BatchResult:
+        """Wait for the forward: an EmbeddingBatchResult if the batch is one for vectors.
+
+        Raises what the forward raised, SgvizError if its sampling was never begun.
+        """
+        ...
+
+
+class NewWeights(Protocol):
+    """Weights on their way from the disk, beside the forwards."""
+
+    def done(self) -> bool: ...
+
+    def install(self) -> None:
+        """Wait for them and let them take the place of the old ones, behind the forwards that were launched.
+
+        Raises SgvizError if they cannot be read or do not fit; the old ones are whole and go on then.
+        """
         ...
 
 
@@ -107,6 +159,8 @@ class Worker(Protocol):
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         """Start the forward of `batch` behind those already launched, and return at once.
 
+        A batch with `is_embedding` goes the worker's `forward_batch_embedding`, where nothing is sampled.
+
         Args:
             delay_sample: compute the logits, but sample only when `Launch.sample` is called. Nothing else may be
                 launched before that.
@@ -115,6 +169,10 @@ class Worker(Protocol):
 
     def forget(self, rows: list[int]) -> None:
         """The rows are free again: drop what the device keeps for them (penalty counts, ...)."""
+        ...
+
+    def load_weights(self, model_path: str) -> NewWeights:
+        """Begin to load other weights of the same model. Raises BadRequest if the device has none."""
         ...
 
     def close(self) -> None:

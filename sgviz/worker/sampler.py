@@ -1,15 +1,17 @@
 """Sampler: logits -> tokens and logprobs.
 
-Order of SGLang: penalties (additive, then repetition), min_new_tokens, grammar, logit_bias, NaN clean-up, then
-argmax for greedy rows, and for the others temperature, softmax, top-k / top-p / min-p and a draw. Different from it:
-every draw is the inverse CDF at a number hashed from (seed, place in the output), so a row's token depends on
-that row alone; and a row is sorted only as far as its filters reach. Two rows with the same probability rank
-by token id. Imports: batch, worker.penalties, worker.random_bits, worker.sampling_batch, torch.
+Order of SGLang: penalties (additive, then repetition), min_new_tokens, grammar, logit_bias, logit processors, NaN
+clean-up, then argmax for greedy rows, and for the others temperature, softmax, top-k / top-p / min-p and a draw.
+Different from it: every draw is the inverse CDF at a number hashed from (seed, place in the output), so a row's token
+depends on that row alone; a row is sorted only as far as its filters reach; and what a grammar bars stays barred
+whatever a logit processor does. Two ids with the same probability rank by token id.
+Imports: batch, worker.penalties, worker.random_bits, worker.sampling_batch, worker.logit_processors, torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from sgviz.batch.vocab_mask import WORD_BITS, VocabMask
+from sgviz.worker.input_part import InputPart
+from sgviz.worker.logit_processors import LogitProcessors
 from sgviz.worker.penalties import PenaltyState
 from sgviz.worker.random_bits import uniforms
 from sgviz.worker.sampling_batch import SamplingBatch, SamplingColumns
@@ -36,30 +40,65 @@ class Sampled:
         tokens: [B] int64.
         logprobs: [n] of the members that asked (`columns.asked`), or None if nobody did.
         top_logprobs, top_ids: [n, widest wish] best first, or None; each member's own wish is a prefix.
+        token_ids_logprobs: [n, most ids] of the ids that were asked for (`columns.token_ids`), or None.
+        inputs: log-probabilities of prompt tokens, one a member that asked; from the forward, not from here.
+        failures: by member, why its logit processor failed; its token means nothing.
+        nan_members: those whose logits held a NaN; their tokens mean nothing.
     """
 
     tokens: Tensor
     logprobs: Tensor | None = None
     top_logprobs: Tensor | None = None
     top_ids: Tensor | None = None
+    token_ids_logprobs: Tensor | None = None
+    inputs: list[InputPart] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    nan_members: list[int] = field(default_factory=list)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Sampled:
+        """The same with every tensor put through `move`."""
+
+        def maybe(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else move(tensor)
+
+        return Sampled(
+            tokens=move(self.tokens),
+            logprobs=maybe(self.logprobs),
+            top_logprobs=maybe(self.top_logprobs),
+            top_ids=maybe(self.top_ids),
+            token_ids_logprobs=maybe(self.token_ids_logprobs),
+            inputs=[part.moved(move) for part in self.inputs],
+            failures=self.failures,
+            nan_members=self.nan_members,
+        )
 
 
 class Sampler:
-    """Samples the batches of one stream, in order; keeps the penalty counts of its rows."""
+    """Samples the batches of one stream, in order; keeps the penalty counts of its rows.
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    Args:
+        processors: what requests may name; None: nothing.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device | str = "cpu", processors: LogitProcessors | None = None
+    ) -> None:
         self.penalties = PenaltyState(vocab_size, device)
+        self._processors = processors or LogitProcessors({})
         self._device = torch.device(device)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         """`logits` [B, vocab] float32 may be overwritten."""
         columns = batch.columns
         if batch.plain:
-            return Sampled(tokens=_argmax(logits))
+            tokens, nan_members = _argmax(logits)
+            return Sampled(tokens=tokens, nan_members=nan_members)
         self._edit(logits, batch)
-        if _clean(logits) and batch.vocab_mask is not None:
+        failures = self._processors.apply(logits, columns.processed) if columns.processed else {}
+        if columns.processed and batch.vocab_mask is not None:
             self._mask(logits, batch.vocab_mask)
-        sampled = Sampled(tokens=self._tokens(logits, batch))
+        nan_members = self._cleaned(logits, batch)
+        sampled = Sampled(tokens=self._tokens(logits, batch), failures=failures, nan_members=nan_members)
         if len(columns.asked):
             self._add_logprobs(sampled, logits, columns)
         self._count(sampled.tokens, batch)
@@ -94,6 +133,16 @@ class Sampler:
         if len(columns.bias_member):
             where = (self._put(columns.bias_member), self._put(columns.bias_id))
             logits.index_put_(where, self._put(columns.bias_value).to(logits.dtype), accumulate=True)
+
+    def _cleaned(self, logits: Tensor, batch: SamplingBatch) -> list[int]:
+        """Make every row usable, in place; the members that had a NaN."""
+        if _is_usable(logits):
+            return []
+        nan_members = _nan_rows(logits)
+        clean(logits)
+        if batch.vocab_mask is not None:
+            self._mask(logits, batch.vocab_mask)
+        return nan_members
 
     def _mask(self, logits: Tensor, mask: VocabMask) -> None:
         """Bar what the grammars do not allow, in place."""
@@ -160,10 +209,12 @@ class Sampler:
         wishes = self._put(columns.top_logprobs_num[columns.asked]).clamp(max=scaled.shape[1])
         widest = int(columns.top_logprobs_num[columns.asked].max())
         if widest:
-            values, ids = candidates(scaled, _kth_largest(scaled, wishes))
-            width = min(widest, values.shape[1])
-            sampled.top_logprobs = (values[:, :width] - norm).clamp_(min=LOGPROB_FLOOR)
-            sampled.top_ids = ids[:, :width]
+            values, ids = likeliest(scaled, wishes, widest)
+            sampled.top_logprobs = (values - norm).clamp_(min=LOGPROB_FLOOR)
+            sampled.top_ids = ids
+        if columns.token_ids.shape[1]:
+            picked = scaled.gather(1, self._put(columns.token_ids))
+            sampled.token_ids_logprobs = (picked - norm).clamp_(min=LOGPROB_FLOOR)
 
     def _count(self, tokens: Tensor, batch: SamplingBatch) -> None:
         columns = batch.columns
@@ -224,6 +275,14 @@ def candidates(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, dense_ids.gather(1, order)
 
 
+def likeliest(values: Tensor, wishes: Tensor, widest: int) -> tuple[Tensor, Tensor]:
+    """The `wishes` [n] largest of each row of [n, V]: values and ids, [n, at most `widest`], of which a row's own
+    wish is a prefix."""
+    found, ids = candidates(values, _kth_largest(values, wishes))
+    width = min(widest, found.shape[1])
+    return found[:, :width], ids[:, :width]
+
+
 def _threshold(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[n] a bound that everything the filters keep reaches; it depends on the row alone."""
     vocab = probs.shape[1]
@@ -267,20 +326,31 @@ def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
     return place.clamp_(max=cumulated.shape[1] - 1)
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    """[B] first of the largest; NaN, which argmax would choose, counts as very unlikely."""
+def _argmax(logits: Tensor) -> tuple[Tensor, list[int]]:
+    """[B] first of the largest, and the rows with a NaN, which counts as very unlikely."""
     best, tokens = logits.max(-1)
     if not bool(best.isnan().any()):
-        return tokens
-    return logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE).argmax(-1)
+        return tokens, []
+    nan_rows = _nan_rows(logits)
+    return logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE).argmax(-1), nan_rows
 
 
-def _clean(logits: Tensor) -> bool:
+def clean(logits: Tensor) -> bool:
     """Make rows with NaN, or without a finite best, usable in place; says whether there were any.
 
     Other rows stay what they mean, but for -inf, which is finite then.
     """
-    if bool(logits.amax(-1).isfinite().all()):
+    if _is_usable(logits):
         return False
     logits.nan_to_num_(nan=NAN_LOGIT, posinf=FINITE, neginf=-FINITE)
     return True
+
+
+def _is_usable(logits: Tensor) -> bool:
+    """Whether every row has a finite best."""
+    return bool(logits.amax(-1).isfinite().all())
+
+
+def _nan_rows(logits: Tensor) -> list[int]:
+    rows: list[int] = logits.isnan().any(-1).nonzero().squeeze(1).tolist()
+    return rows

@@ -2,14 +2,15 @@
 
 Built in the scheduler's thread at launch, so nothing of it follows the requests afterwards. What depends on
 the members alone (`SamplingColumns`) is kept from launch to launch while the members stay the same: a decode
-step then costs one subtraction. Mirrors SGLang's SamplingBatchInfo; simplified: no custom logit
-processors. Imports: batch, worker.random_bits (no torch).
+step then costs one subtraction. Mirrors SGLang's SamplingBatchInfo.
+Imports: batch, worker.random_bits (no torch).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,15 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """A logit processor by `name`, the members whose logits it edits, and the custom_params of each."""
+
+    name: str
+    members: list[int]
+    params: list[dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
     """Settings of B members. `[n]` arrays run parallel to the list of members named before them.
@@ -34,7 +44,8 @@ class SamplingColumns:
         penalized: members with a penalty; frequency, presence, repetition: [n] theirs.
         bias_member, bias_id, bias_value: [n] one entry of a logit_bias each.
         barred_member, barred_id: [n] ids that may not come before min_new_tokens.
-        asked: members that want logprobs.
+        asked: members that want logprobs. token_ids: [n, most ids] ids they want beside, filled up with 0.
+        processed: a logit processor each, with the members that named it.
         plain: everybody is greedy and nothing else was asked: one argmax is all.
     """
 
@@ -59,6 +70,8 @@ class SamplingColumns:
     barred_id: Ints
     asked: Ints
     top_logprobs_num: Ints
+    token_ids: Ints
+    processed: list[Processed]
     plain: bool
 
     @classmethod
@@ -79,6 +92,7 @@ class SamplingColumns:
         greedy = np.array([p.is_greedy for p in params], dtype=np.bool_)
         seeds = [seed_of(p.sampling_seed, req.rid, random_seed) for p, req in zip(params, reqs)]
         asked = [i for i, req in enumerate(reqs) if req.return_logprob]
+        processed = _processed(reqs)
         return cls(
             reqs=list(reqs),
             rows=rows,
@@ -101,7 +115,9 @@ class SamplingColumns:
             barred_id=_ints(token for _, token in barred),
             asked=_ints(asked),
             top_logprobs_num=_ints(req.top_logprobs_num for req in reqs),
-            plain=bool(greedy.all()) and not (penalized or bias or barred or asked),
+            token_ids=_padded([reqs[i].token_ids_logprob for i in asked]),
+            processed=processed,
+            plain=bool(greedy.all()) and not (penalized or bias or barred or asked or processed),
         )
 
 
@@ -156,6 +172,26 @@ class SamplingBatch:
 
 def _has_penalty(params: SamplingParams) -> bool:
     return bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
+
+
+def _processed(reqs: list[Req]) -> list[Processed]:
+    """By processor, in the order in which their first requests come."""
+    out: dict[str, Processed] = {}
+    for member, req in enumerate(reqs):
+        name = req.custom_logit_processor
+        if name is not None:
+            one = out.setdefault(name, Processed(name, [], []))
+            one.members.append(member)
+            one.params.append(req.sampling_params.custom_params or {})
+    return list(out.values())
+
+
+def _padded(rows: list[tuple[int, ...]]) -> Ints:
+    """[n, longest] with 0 behind the shorter ones."""
+    out = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
+    for row, ids in zip(out, rows):
+        row[: len(ids)] = ids
+    return out
 
 
 def _ints(values: Iterable[int]) -> Ints:

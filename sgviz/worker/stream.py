@@ -18,9 +18,10 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from sgviz.errors import SgvizError, Unavailable
-from sgviz.worker.protocol import GenerationBatchResult, Launch
+from sgviz.worker.protocol import BatchResult, Launch
 
 T = TypeVar("T")
+R = TypeVar("R", bound=BatchResult)
 EXIT_GRACE = 5.0  # seconds a stream nobody closed gets to finish when it is collected or Python ends
 
 
@@ -138,12 +139,12 @@ class ManualStream:
         self.step(len(self._waiting))
 
 
-class WorkerLaunch:
+class WorkerLaunch(Generic[R]):
     """A forward under way on a stream; satisfies `worker.protocol.Launch`."""
 
     __slots__ = ("_future", "bid", "forward_pass_id")
 
-    def __init__(self, bid: int, forward_pass_id: int, future: Future[GenerationBatchResult]) -> None:
+    def __init__(self, bid: int, forward_pass_id: int, future: Future[R]) -> None:
         self.bid = bid
         self.forward_pass_id = forward_pass_id
         self._future = future
@@ -154,7 +155,7 @@ class WorkerLaunch:
     def done(self) -> bool:
         return self._future.done()
 
-    def result(self) -> GenerationBatchResult:
+    def result(self) -> R:
         """Wait for the forward. Raises what it raised, however often it is asked."""
         return self._future.result()
 
@@ -181,7 +182,7 @@ class DelayedLaunch:
     def done(self) -> bool:
         return self._launch is not None and self._launch.done()
 
-    def result(self) -> GenerationBatchResult:
+    def result(self) -> BatchResult:
         """Wait for the sampling. Raises SgvizError if it was never begun: that wait would not end."""
         if self._launch is None:
             raise SgvizError(f"batch {self.bid} waits for its sampling: call sample() before result()")

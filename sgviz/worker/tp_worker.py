@@ -9,27 +9,35 @@ overlap client; simplified: one rank. Imports: batch, model, worker, torch.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from sgviz.batch.asked_positions import AskedPositions, asked_positions
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
+from sgviz.messages.embedding import EmbeddingSpec
 from sgviz.model.decode_graph import DecodeInputs
 from sgviz.model.fetch import resolve_model
 from sgviz.model.forward_batch import ForwardBatch
 from sgviz.model.model_config import Quantization
+from sgviz.model.pooler import Pooler
 from sgviz.worker.cuda_stream import Begun, CudaLaunch, CudaStreams, InFlight
+from sgviz.worker.embedding_forward import EmbeddingForward
+from sgviz.worker.forward_inputs import forward_batch_of, moved
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.host_result import Pass, to_result
-from sgviz.worker.model_runner import MemoryPlan, ModelRunner, resolve_device, resolve_dtype
+from sgviz.worker.input_part import InputPart
+from sgviz.worker.logit_processors import LogitProcessors
+from sgviz.worker.model_runner import Loaded, MemoryPlan, ModelRunner, resolve_device, resolve_dtype
 from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
 from sgviz.worker.sampler import Sampled, Sampler
 from sgviz.worker.sampling_batch import SamplingBatch
 from sgviz.worker.snapshot import BatchSnapshot
 from sgviz.worker.stream import CpuStream, DelayedLaunch, WorkerLaunch
 from sgviz.worker.torch_threads import TorchThreads
+from sgviz.worker.weights import WeightsOnTheWay
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +46,7 @@ class _Work:
 
     `graph_inputs`: set if the decode graph runs it. `logits`, `best` (their argmax, from the graph), `begun` (on CUDA),
     `start_ns` and `forward_end_ns` (on CPU), `error`: what the forward left for the sampling. `delayed`: that waits.
+    `asked`: the prompt positions whose log-probabilities are wanted, `inputs`: what the forward gave of them.
     `constrained`: the members under a grammar; the scheduler's thread alone looks at them.
     """
 
@@ -48,6 +57,8 @@ class _Work:
     last_row: int
     decode_rows: int
     constrained: Constrained = ()
+    asked: list[AskedPositions] = field(default_factory=list)
+    inputs: list[InputPart] = field(default_factory=list)
     graph_inputs: DecodeInputs | None = None
     best: Tensor | None = None
     logits: Tensor | None = None
@@ -70,6 +81,8 @@ class TpModelWorker:
         context_length: at most the model's own.
         torch_threads: threads of torch's operators, in the whole process until `close`; None: torch's choice.
         random_seed: for requests that bring no seed.
+        logit_processors: what requests may name; None: nothing.
+        embedding: how it makes vectors; None: it does not. is_generation: False: vectors are all it is for.
 
     Raises:
         StartupError, ConfigError: see ModelRunner. Nothing is left behind then.
@@ -89,6 +102,9 @@ class TpModelWorker:
         torch_threads: int | None = None,
         random_seed: int = 42,
         mem_fraction_static: float = 0.85,
+        embedding: EmbeddingSpec | None = None,
+        is_generation: bool = True,
+        logit_processors: LogitProcessors | None = None,
     ) -> None:
         self.device = resolve_device(device)
         memory = MemoryPlan(
@@ -105,13 +121,14 @@ class TpModelWorker:
             context_length=context_length,
             quantization=quantization,
         )
-        self.info = self._describe()
+        self.info = replace(self._describe(), embedding=embedding, is_generation=is_generation)
         self._random_seed = random_seed
-        self._sampler = Sampler(self.info.vocab_size, self.device)
+        self._sampler = Sampler(self.info.vocab_size, self.device, logit_processors)
         self._future_map = FutureMap(device=self.device)
         self._sampling: SamplingBatch | None = None
         self._cuda = CudaStreams(self.device) if self.device.type == "cuda" else None
         self._stream = CpuStream("sgviz-forward")
+        self._embedding = self._embedding_forward(embedding) if embedding is not None else None
         self._threads = None if torch_threads is None else TorchThreads(torch_threads)
         if self._threads is not None:
             self._stream.submit(self._threads.set).result()
@@ -121,6 +138,8 @@ class TpModelWorker:
 
         Raises BadBatch for a batch whose lists disagree, Unavailable after `close`.
         """
+        if batch.is_embedding:
+            return self.forward_batch_embedding(batch)
         work = self._snapshot(batch)
         if not delay_sample and not work.constrained:
             return self._submit(work)
@@ -130,6 +149,17 @@ class TpModelWorker:
         if not delay_sample:
             launch.sample()
         return launch
+
+    def forward_batch_embedding(self, batch: ScheduleBatch) -> Launch:
+        """Start a prefill-only forward, whose result is an EmbeddingBatchResult."""
+        assert self._embedding is not None, "the TokenizerManager refuses such requests"
+        return self._embedding.launch(batch, self.runner.take_forward_pass_id())
+
+    def _embedding_forward(self, spec: EmbeddingSpec) -> EmbeddingForward:
+        def hidden(batch: ForwardBatch) -> Tensor:  # the runner's model may be replaced
+            return self.runner.model.forward_hidden(batch, self.runner.attention)
+
+        return EmbeddingForward(hidden, Pooler(spec), self.device, self._stream, self._cuda)
 
     def _submit(self, work: _Work) -> Launch:
         """Put the forward, or what is left of it, on the stream."""
@@ -148,6 +178,14 @@ class TpModelWorker:
             self._stream.submit(lambda: self._forget(rows))
         else:
             self._stream.submit(lambda: cuda.enqueue(lambda: self._forget(rows)))
+
+    def load_weights(self, model_path: str) -> WeightsOnTheWay:
+        """Load beside the forwards; see `worker.weights`."""
+        return WeightsOnTheWay(self.runner, model_path, self._put)
+
+    def _put(self, loaded: Loaded) -> None:
+        self._stream.submit(lambda: self.runner.put(loaded)).result()
+        self.info = replace(self.info, model=loaded.config.facts.name)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -178,14 +216,7 @@ class TpModelWorker:
             random_seed=self._random_seed,
             previous=self._sampling,
         )
-        forward = ForwardBatch.build(
-            taken.forward_mode,
-            input_ids=torch.from_numpy(taken.input_ids),  # decode ids follow on the stream
-            prefix_lens=taken.prefix_lens.tolist(),
-            extend_lens=taken.extend_lens.tolist(),
-            out_cache_loc=taken.out_cache_loc,
-            slot_table=taken.slot_table,
-        )
+        forward = forward_batch_of(taken)
         work = _Work(
             of=Pass(
                 bid=taken.bid,
@@ -198,6 +229,7 @@ class TpModelWorker:
             last_row=int(taken.rows.max(initial=0)),
             decode_rows=taken.decode_rows,
             constrained=constrained_members(batch),
+            asked=asked_positions(batch) if batch.return_logprob else [],
         )
         graph = self.runner.decode_graph
         if graph is not None and taken.forward_mode.is_decode and len(taken.rows):
@@ -251,17 +283,35 @@ class TpModelWorker:
         if work.best is not None and work.sampling.plain:
             return Sampled(tokens=work.best)
         sampled = self._sampler.sample(work.logits, work.sampling)
+        sampled.inputs = work.inputs
+        if sampled.nan_members:
+            self._wash(work, sampled.nan_members)
         self._future_map.store(work.rows.to(self.device), sampled.tokens)
         return sampled
+
+    def _wash(self, work: _Work, members: list[int]) -> None:
+        """Leave no NaN of `members` in the pool: whoever gets their slots would meet it behind a mask.
+
+        The pieces of a prompt that is being cut stay as they are, so that whoever shares them fails as well.
+        """
+        forward = work.forward
+        for i in members:
+            if work.sampling.final[i]:
+                start = forward.starts[i]
+                slots = forward.out_cache_loc[start : start + forward.extend_lens[i]]
+                self.runner.kv_pool.wash(slots.to(self.device))
 
     @torch.inference_mode()
     def _logits(self, work: _Work) -> Tensor:
         self._future_map.reserve(work.last_row)
         if work.graph_inputs is not None:
             return self._logits_of_graph(work, work.graph_inputs)
-        batch, rows = _move(work.forward, self.device), work.rows.to(self.device)
+        batch, rows = moved(work.forward, self.device), work.rows.to(self.device)
         batch.input_ids = self._future_map.resolve(batch.input_ids, rows[len(rows) - work.decode_rows :])
-        return self.runner.forward(batch)
+        if not work.asked:
+            return self.runner.forward(batch)
+        logits, work.inputs = self.runner.forward_with_inputs(batch, work.asked)
+        return logits
 
     def _logits_of_graph(self, work: _Work, inputs: DecodeInputs) -> Tensor:
         """The graph has put the argmax into the FutureMap, which is all that plain rows want."""
@@ -275,23 +325,7 @@ class TpModelWorker:
     @torch.inference_mode()
     def _forget(self, rows: list[int]) -> None:
         self._sampler.forget(rows)
+        if self._embedding is not None:
+            self._embedding.forget(rows)
         known = [row for row in rows if row < len(self._future_map)]
         self._future_map.forget(torch.tensor(known, dtype=torch.int64, device=self.device))
-
-
-def _move(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    """The batch's tensors on `device`; on CPU they are there already."""
-    if device.type == "cpu":
-        return batch
-
-    def to(tensor: Tensor) -> Tensor:
-        return tensor.pin_memory().to(device, non_blocking=True)
-
-    return replace(
-        batch,
-        input_ids=to(batch.input_ids),
-        positions=to(batch.positions),
-        out_cache_loc=to(batch.out_cache_loc),
-        slot_table=to(batch.slot_table),
-        logit_rows=to(batch.logit_rows),
-    )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sgviz.errors import BadRequest
 from sgviz.workload.lengths import Length, distribution
+from sgviz.workload.numbers import check_above_zero, check_counts
 from sgviz.workload.value import Parameter, Request, Segment, Workload
 
 Vocab = tuple[int, int] | None
@@ -32,7 +32,8 @@ def poisson(
     Raises:
         BadRequest: a number is out of range.
     """
-    _check(rate=rate, num_requests=num_requests)
+    check_above_zero(rate=rate)
+    check_counts(num_requests=num_requests)
     shape = _Shape("poisson", num_requests, prompt_tokens, output_tokens, seed, concurrency, vocab)
     return shape.make(lambda rng: rng.expovariate(rate), rate=rate, concurrency=concurrency)
 
@@ -53,7 +54,8 @@ def gamma(
     Raises:
         BadRequest: a number is out of range.
     """
-    _check(rate=rate, num_requests=num_requests, cv=cv)
+    check_above_zero(rate=rate, cv=cv)
+    check_counts(num_requests=num_requests)
     shape = _Shape("gamma", num_requests, prompt_tokens, output_tokens, seed, concurrency, vocab)
     k = 1 / cv**2
     return shape.make(
@@ -75,7 +77,7 @@ def closed_loop(
     Raises:
         BadRequest: a number is out of range.
     """
-    _check(concurrency=concurrency, num_requests=num_requests)
+    check_counts(concurrency=concurrency, num_requests=num_requests)
     shape = _Shape("closed_loop", num_requests, prompt_tokens, output_tokens, seed, concurrency, vocab)
     return shape.make(lambda rng: 0.0, concurrency=concurrency)
 
@@ -128,9 +130,3 @@ class _Shape:
 def rid_of(number: int, count: int) -> str:
     """`r007`: names that sort as the requests do."""
     return f"r{number:0{max(3, len(str(count - 1)))}d}"
-
-
-def _check(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0 or value == float("inf"):
-            raise BadRequest(f"{name} is {value}; it must be a finite number above 0", param=name)

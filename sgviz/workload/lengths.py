@@ -6,10 +6,12 @@ Imports: errors.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from dataclasses import dataclass
 
 from sgviz.errors import BadRequest
+from sgviz.workload.numbers import check_above_zero, check_counts, check_not_negative, is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,10 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise BadRequest(f"a range of lengths is 1 <= low <= high, got {self.low} to {self.high}")
+        if not (is_whole(self.low) and is_whole(self.high) and 1 <= self.low <= self.high):
+            raise BadRequest(
+                f"a range of lengths is 1 <= low <= high, whole numbers, got {self.low!r} to {self.high!r}"
+            )
 
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)
@@ -37,7 +41,10 @@ class LogNormal:
     high: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if self.median < 1 or self.sigma < 0 or not 1 <= self.low <= self.high:
+        check_above_zero(median=self.median)
+        check_not_negative(sigma=self.sigma)
+        check_counts(low=self.low, high=self.high)
+        if self.median < 1 or self.low > self.high:
             raise BadRequest(f"LogNormal needs median >= 1, sigma >= 0 and 1 <= low <= high, got {self}")
 
     def draw(self, rng: random.Random) -> int:
@@ -53,10 +60,13 @@ class Choice:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.values or min(self.values) < 1:
-            raise BadRequest(f"Choice needs lengths of at least 1, got {self.values}")
+        if not self.values or not all(is_whole(value) and value >= 1 for value in self.values):
+            raise BadRequest(f"Choice needs whole lengths of at least 1, got {self.values!r}")
         if self.weights is not None and len(self.weights) != len(self.values):
             raise BadRequest(f"Choice has {len(self.values)} values and {len(self.weights)} weights")
+        if self.weights is not None:
+            check_not_negative(**{f"weight {place}": weight for place, weight in enumerate(self.weights)})
+            check_above_zero(weights=sum(self.weights))
 
     def draw(self, rng: random.Random) -> int:
         return rng.choices(self.values, self.weights)[0]
@@ -68,10 +78,11 @@ Length = int | tuple[int, int] | Uniform | LogNormal | Choice
 
 def distribution(length: Length, name: str) -> Uniform | LogNormal | Choice:
     """The distribution that `length` stands for. BadRequest names the argument at fault."""
-    if isinstance(length, int) and not isinstance(length, bool):
-        if length < 1:
+    if is_whole(length):
+        tokens = operator.index(length)
+        if tokens < 1:
             raise BadRequest(f"{name} is {length}; a length is at least 1 token", param=name)
-        return Uniform(length, length)
+        return Uniform(tokens, tokens)
     if isinstance(length, tuple) and len(length) == 2:
         return Uniform(*length)
     if isinstance(length, Uniform | LogNormal | Choice):

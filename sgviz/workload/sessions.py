@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from itertools import accumulate
 
-from sgviz.errors import BadRequest
 from sgviz.workload.arrivals import Vocab, rid_of
 from sgviz.workload.lengths import Length, distribution
+from sgviz.workload.numbers import check_above_zero, check_counts, check_not_negative
 from sgviz.workload.value import Parameter, Request, Segment, Workload
 
 
@@ -34,7 +34,7 @@ def shared_prefix(
     Raises:
         BadRequest: a number is out of range.
     """
-    _check(groups=groups, prompts_per_group=prompts_per_group)
+    check_counts(groups=groups, prompts_per_group=prompts_per_group)
     lengths, order = random.Random(f"{seed}/lengths"), random.Random(f"{seed}/order")
     prefixes = distribution(prefix_tokens, "prefix_tokens")
     questions, outputs = (
@@ -91,9 +91,9 @@ def multi_turn(
     Raises:
         BadRequest: a number is out of range.
     """
-    _check(sessions=sessions, turns=turns)
-    if think_s < 0 or system_tokens < 0:
-        raise BadRequest(f"think_s ({think_s}) and system_tokens ({system_tokens}) must not be negative")
+    check_counts(sessions=sessions, turns=turns)
+    check_counts(0, system_tokens=system_tokens)
+    check_not_negative(think_s=think_s)
     lengths, pauses = random.Random(f"{seed}/lengths"), random.Random(f"{seed}/pauses")
     questions, outputs = (
         distribution(question_tokens, "question_tokens"),
@@ -132,12 +132,6 @@ def multi_turn(
 def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:
     if rate is None:
         return [0.0] * count
-    _check(rate=rate)
+    check_above_zero(rate=rate)
     rng = random.Random(f"{seed}/arrivals")
     return [round(at, 6) for at in accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0)]
-
-
-def _check(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0 or value == float("inf"):
-            raise BadRequest(f"{name} is {value}; it must be a finite number above 0", param=name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sgviz.errors import BadRequest, SgvizError
 from sgviz.workload.arrivals import Vocab, rid_of
+from sgviz.workload.numbers import check_above_zero, check_counts
 from sgviz.workload.value import Request, Segment, Workload
 
 COLUMNS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
@@ -41,12 +42,10 @@ def trace(
     Raises:
         SgvizError: the file cannot be read. BadRequest: a column is missing or a value is not allowed.
     """
-    if not 0 < time_scale < float("inf"):
-        raise BadRequest(
-            f"time_scale is {time_scale}; it must be a finite number above 0", param="time_scale"
-        )
-    if start < 0 or (limit is not None and limit < 1):
-        raise BadRequest(f"start ({start}) must be 0 or more and limit ({limit}) at least 1")
+    check_above_zero(time_scale=time_scale)
+    check_counts(0, start=start)
+    bounds = {"limit": limit, "max_prompt_tokens": max_prompt_tokens, "max_output_tokens": max_output_tokens}
+    check_counts(**{name: value for name, value in bounds.items() if value is not None})
     rows = list(islice(_rows(Path(path)), start, None if limit is None else start + limit))
     if not rows:
         raise BadRequest(f"{str(path)!r} has no row {start}")

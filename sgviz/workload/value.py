@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sgviz.errors import BadRequest, SgvizError
+from sgviz.workload.numbers import check_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,8 +195,8 @@ def _span(values: Sequence[int]) -> str:
 def _check(workload: Workload) -> None:
     if workload.format != FORMAT:
         raise BadRequest(f"workload format {workload.format} is unknown; this sgviz reads format {FORMAT}")
-    if workload.concurrency is not None and workload.concurrency < 1:
-        raise BadRequest(f"concurrency is {workload.concurrency}; at least 1 request must run")
+    if workload.concurrency is not None:
+        check_counts(concurrency=workload.concurrency)
     seen: dict[str, Request] = {}
     for request in workload.requests:
         _check_request(request, seen)
@@ -205,7 +206,7 @@ def _check(workload: Workload) -> None:
 def _check_request(request: Request, seen: Mapping[str, Request]) -> None:
     if request.rid in seen:
         raise BadRequest(f"the rid {request.rid!r} occurs twice")
-    if request.at_s < 0 or request.prompt_tokens < 1 or request.output_tokens < 1:
+    if not request.at_s >= 0 or request.prompt_tokens < 1 or request.output_tokens < 1:
         raise BadRequest(f"{request.rid}: at_s must be 0 or more, prompt and output at least one token")
     if not request.after:
         if request.history_tokens:

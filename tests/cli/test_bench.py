@@ -289,3 +289,9 @@ def test_a_server_that_refuses_is_reported(
     assert code == 1 and "temperature" in captured.err and json.loads(captured.out)["failed"] == 2
     assert sgviz(["bench", *small, "--temperature", "-1"]) == 1
     assert "warm-up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["nope", "localhost:30000", "ftp://host", "http://", "http://a:b"])
+def test_what_is_no_url_is_told_before_anybody_waits(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert sgviz(["bench", "--base-url", url, "--ready-check-timeout-sec", "1e9"]) == 1
+    assert f"{url!r} is no URL of a server" in capsys.readouterr().err

@@ -16,14 +16,18 @@ from sgviz.errors import ConfigError
 FLAGS = [
     "--model-path",
     "--tokenizer-path",
+    "--weight-version",
     "--served-model-name",
     "--chat-template",
+    "--is-embedding",
+    "--pooling",
     "--context-length",
     "--dtype",
     "--quantization",
     "--device",
     "--torch-threads",
     "--random-seed",
+    "--custom-logit-processors",
     "--mock-step-ms",
     "--sim-model",
     "--sim-tp",
@@ -39,6 +43,13 @@ FLAGS = [
     "--prefill-max-requests",
     "--max-running-requests",
     "--max-queued-requests",
+    "--enable-priority-scheduling",
+    "--schedule-low-priority-values-first",
+    "--default-priority-value",
+    "--abort-on-priority-when-disabled",
+    "--disable-priority-preemption",
+    "--priority-scheduling-preemption-threshold",
+    "--retraction-policy",
     "--enable-mixed-chunk",
     "--disable-consecutive-prefill-overlap",
     "--disable-overlap-schedule",
@@ -62,12 +73,29 @@ FLAGS = [
     "--startup-timeout",
     "--enable-debugger",
     "--shutdown-grace",
+    "--max-body-mb",
+    "--read-timeout",
+    "--timeout-keep-alive",
+    "--request-timeout",
+    "--health-timeout",
+    "--cors-origins",
+    "--ssl-keyfile",
+    "--ssl-certfile",
+    "--ssl-ca-certs",
+    "--ssl-keyfile-password",
     "--disable-events",
     "--event-capacity",
+    "--log-requests",
+    "--log-requests-level",
+    "--log-requests-format",
+    "--crash-dump-folder",
     "--record",
     "--tokenizer-metrics-custom-labels-header",
     "--tokenizer-metrics-allowed-custom-labels",
 ]
+
+# the others go with the first two
+TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password")
 
 Parse = Callable[..., Settings]
 
@@ -86,7 +114,15 @@ def given_value(option: Option) -> str | None:
         return None
     if option.choices:
         return next(choice for choice in option.choices if choice != option.default)
-    fitting = {"mem_fraction_static": "0.5", "max_total_tokens": "4096", "event_capacity": "2000"}
+    fitting = {
+        "mem_fraction_static": "0.5",
+        "max_total_tokens": "4096",
+        "event_capacity": "2000",
+        "log_requests_level": "3",
+        "cors_origins": "https://a.example",
+        "custom_logit_processors": "name=module:Class",
+        **dict.fromkeys(TLS, __file__),
+    }
     plain = {int: "17", float: "2.5", str: "name"}[option.kind]
     return fitting.get(option.name, plain)
 
@@ -104,12 +140,14 @@ def test_no_flag_given_means_the_defaults(parse: Parse) -> None:
 def test_every_flag_reaches_its_setting_and_no_other(parse: Parse, option: Option) -> None:
     value = given_value(option)
     words = [option.opposite or option.flag] if value is None else [option.flag, value]
+    if option.name in TLS:
+        words += [word for name in TLS[:2] for word in ("--" + name.replace("_", "-"), __file__)]
     changed = {
         name: (before, after)
         for (name, before), after in zip(Settings().flat().items(), parse(*words).flat().values())
         if before != after
     }
-    assert list(changed) == [option.name]
+    assert [name for name in changed if name not in TLS or name == option.name] == [option.name]
     after = changed[option.name][1]
     assert type(after) is option.kind
     assert after == (option.kind(value) if value is not None else not option.default)

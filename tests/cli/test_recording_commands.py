@@ -126,3 +126,16 @@ def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("beyond", ["before", "behind", "nowhere"])
+def test_explain_at_outside_the_recording_says_where_it_ends(
+    path: Path, capsys: pytest.CaptureFixture[str], beyond: str
+) -> None:
+    rec = load(path)
+    end = (rec.t_end - rec.t0) / 1e6 - float(rec.requests.arrival_ms.min())
+    at = {"before": -1e9, "behind": end + 1.0, "nowhere": float("nan")}[beyond]
+    assert main(["explain", str(path), f"--at={at}"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f" to {end:,.3f} ms" in err
+    assert main(["explain", str(path), f"--at={end}"]) == 0

@@ -82,7 +82,7 @@ def test_requests_and_aborts_wait_in_order_while_parked(engine: Engine, plain: d
         engine.abort("r5")
         state = engine.internal_state()
         assert state["parked"] and state["num_live_reqs"] == 0
-        assert engine.pipeline.loop.call(engine.pipeline.manager.health_generate(1.0))
+        assert engine.pipeline.loop.call(engine.pipeline.manager.health_generate(1.0)) is None
         debugger.continue_()
         ended = load.join()
     assert load.reasons.pop("r5") == "abort" and ended["r5"] == []

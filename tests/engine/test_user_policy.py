@@ -89,6 +89,7 @@ class {name}:
 """
 FAULTS = {
     "Raises": ("raise ZeroDivisionError('of no use')", "raised ZeroDivisionError: of no use"),
+    "Exits": ("import sys; sys.exit(3)", "raised SystemExit: 3"),
     "Drops": ("return waiting[:-1]", "dropped 'short'"),
     "Doubles": ("return [waiting[-1], *waiting]", "returned 'short' twice"),
 }
@@ -123,6 +124,8 @@ BROKEN = {
     "good.py:Nameless": "no attribute `name`",
     "good.py:Orderless": "no method order",
     "wrong.py:Policy": "running wrong.py raised SyntaxError",
+    "leaving.py:Policy": "running leaving.py raised SystemExit: 3",
+    "good.py:Leaves": r"Leaves\(\) raised SystemExit: 3",
 }
 GOOD = """
 text = "no class"
@@ -135,6 +138,8 @@ class Nameless:
     def order(self, waiting, view): return waiting
 class Orderless:
     name = "orderless"
+class Leaves(Nearby):
+    def __init__(self): raise SystemExit(3)
 """
 
 
@@ -144,6 +149,7 @@ def test_a_policy_that_cannot_be_loaded_is_a_clear_error(
 ) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "wrong.py").write_text("def (")
+    (tmp_path / "leaving.py").write_text("import sys; sys.exit(3)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=BROKEN[name]) as caught:
         make_policy(name, 0)

@@ -14,11 +14,13 @@ from sgviz.errors import BadRequest, ConfigError, NotFound, SgvizError
 from sgviz.events import Event, RingSink
 from sgviz.events.schema import AnyBody, BatchProcessed, QueueEntered, RequestFinished
 from sgviz.experiment import Comparison, compare, interleave, measure, requests_of
+from sgviz.experiment.comparison import ACCOUNT_SHOWN, SHOWN
 from sgviz.recording import Recording
 from sgviz.workload import closed_loop, multi_turn, poisson
 
 BOTH = {"normal": {"event_loop": "normal"}, "overlap": {"event_loop": "overlap"}}
 MOCK = {"model": "tiny-llama", "device": "mock", "mode": "threads", "mock_step_ms": 1.0}
+MEASURES = (*SHOWN, *ACCOUNT_SHOWN)
 SIM = {"model": "tiny-llama", "device": "sim:h100-sxm", "sim_model": "qwen2.5-0.5b"}
 LOOP = closed_loop(concurrency=4, num_requests=12, prompt_tokens=(5, 30), output_tokens=(3, 9), seed=1)
 TURNS = multi_turn(sessions=3, turns=3, question_tokens=8, output_tokens=5, seed=2)
@@ -62,6 +64,14 @@ def test_ratios_divide_neighbouring_runs(compared: Comparison) -> None:
     assert "no difference" in compared.verdict("completed")
     with pytest.raises(NotFound, match="duration"):
         compared.ratios("duratoin")
+
+
+def test_every_printed_row_has_its_unit(compared: Comparison) -> None:
+    lines = str(compared).splitlines()
+    rows = [line.split("  ")[0] for line in lines if line.startswith(MEASURES) and "  " in line]
+    assert len(rows) == len(MEASURES)
+    assert all(row.endswith(("_ms", "_s", ")")) for row in rows)
+    assert "output_throughput (tokens/s)" in rows and "output_throughput (tokens/s)" in compared._repr_html_()
 
 
 def test_requests_are_paired_by_rid_with_the_same_output(compared: Comparison) -> None:

@@ -44,7 +44,7 @@ class ServerProcess:
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while True:
-            found = re.search(r"ready: (http://\S+)/v1", self.text())
+            found = re.search(r"ready: (https?://\S+)/v1", self.text())
             if found:
                 self.url = found.group(1)
                 return

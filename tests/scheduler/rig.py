@@ -15,6 +15,7 @@ from sgviz.config import Settings
 from sgviz.events import RingSink, TimeStats, Tracer, VirtualClock
 from sgviz.events.schema import EngineConfigured
 from sgviz.grammar import GrammarCompiler
+from sgviz.launch.components import make_profile
 from sgviz.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -22,9 +23,11 @@ from sgviz.messages import (
     FlushCacheReqInput,
     FlushCacheReqOutput,
     GetInternalStateReqOutput,
+    HealthCheckOutput,
     SamplingParams,
     TokenizedGenerateReqInput,
 )
+from sgviz.messages.session import SessionParams
 from sgviz.recording.audit import Auditor
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.scheduler import Scheduler
@@ -120,10 +123,12 @@ class Rig:
             trace=Tracer("scheduler", self.ring if events else None, self.clock),
             policy=policy,
             grammars=grammars,
+            make_profile=make_profile,
         )
         self.state = self.scheduler.state
         self.answers: dict[str, Answer] = {}
         self.replies: list[msgspec.Struct] = []
+        self.signs: list[HealthCheckOutput] = []  # that the loop came round
         self._loop = self.scheduler.event_loop()
         self._numbers = itertools.count()
         self._auditor, self._audited, self._silenced = Auditor(self.configured()), 0, not events
@@ -137,6 +142,9 @@ class Rig:
         stream: bool = True,
         extra_key: str | None = None,
         logprob: bool = False,
+        require_reasoning: bool | None = False,
+        priority: int | None = None,
+        session: SessionParams | None = None,
         **params: object,
     ) -> str:
         """Put a request into the inbox; it is taken in at the next turn."""
@@ -152,6 +160,9 @@ class Rig:
                 time_stats=TimeStats(created=1),
                 extra_key=extra_key,
                 return_logprob=logprob,
+                priority=priority,
+                session_params=session,
+                require_reasoning=require_reasoning,
             )
         )
         return rid
@@ -255,6 +266,8 @@ class Rig:
                 answer = self.answers[message.rid]
                 answer.finals += 1
                 answer.finish, answer.cut = message.finished_reason, True
+            elif isinstance(message, HealthCheckOutput) and not message.forward:
+                self.signs.append(message)
             else:
                 self.replies.append(message)
 

@@ -34,7 +34,7 @@ class Gated:
         self.done: list[str] = []
 
     def compile(self, key: Key) -> CompiledGrammar:
-        kind, text = key
+        kind, text, *_ = key
         if text.startswith("slow"):
             assert self.go.wait(30)
         try:

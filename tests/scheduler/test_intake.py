@@ -217,6 +217,7 @@ class TestInternalState:
         rig.until(Stop.RECEIVED)
         reply = rig.replies.pop()
         assert isinstance(reply, GetInternalStateReqOutput) and reply.id == "q"
+        assert rig.signs.pop() == HealthCheckOutput(rid="", forward=False) and not rig.signs
         return reply.state
 
     def test_idle(self) -> None:

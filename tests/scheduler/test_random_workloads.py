@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from fairness import Fairness
 from hypothesis import HealthCheck, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -44,6 +45,10 @@ class Pressed:
     requests: dict[str, Submit] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     turns: int = 0
+    fairness: Fairness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fairness = Fairness(self.rig)
 
     def take(self, step: Step) -> None:
         match step:
@@ -66,6 +71,8 @@ class Pressed:
         self.turns += stop is Stop.RECEIVED
         self.rig.check()
         self.watch.compare()
+        if stop is Stop.PLANNED:
+            self.fairness.look()
         return stop
 
     def finish(self) -> None:
@@ -163,3 +170,23 @@ def test_the_crowd_presses(overlap: bool, page_size: int) -> None:
         kinds.update(type(event.body) for event in run.rig.ring.snapshot())
     assert kinds[RequestRetracted] >= 1 and kinds[TreeEvicted] >= 10
     assert kinds[AdmitRefused] >= 10 and kinds[RequestAborted] >= 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_crowd_makes_way(overlap: bool) -> None:
+    """The same, for priorities: they would prove little if nobody ever had to go back to the queue."""
+    preempted = 0
+    for seed in range(4):
+        config = {
+            "tokens": 256,
+            "chunked_prefill_size": (64, 16)[seed % 2],
+            "max_running_requests": (None, 3)[seed % 2],
+            "disable_overlap_schedule": not overlap,
+            "enable_priority_scheduling": True,
+            "retraction_policy": ("length", "priority")[seed % 2],
+        }
+        run = press(config, crowd(seed))
+        run.rig.check_empty()
+        compare(run)
+        preempted += sum(bool(body.preempted_by) for body in run.rig.bodies(RequestRetracted))
+    assert preempted >= 4

@@ -30,6 +30,7 @@ class Submit:
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     extra_key: str | None
+    priority: int | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -69,6 +70,7 @@ submits = st.builds(
     stop=st.sampled_from([(), (), (), (), ("b",), ("xy", "zab"), ("qq", "m")]),
     stop_ids=st.sampled_from([(), (), (3, 50), (11,)]),
     extra_key=st.sampled_from([None, None, None, "a"]),
+    priority=st.sampled_from([None, 0, 5, 10, 20, 40]),
 )
 runs = st.builds(Run, st.one_of(st.integers(1, 12), st.integers(3, 5)))
 aborts = st.builds(Abort, st.integers(0, 9))
@@ -88,6 +90,8 @@ def settings(draw: st.DrawFn) -> dict[str, object]:
     page = draw(st.sampled_from([1, 4, 16, 64]))
     # the longest request has 104 + 45 tokens: the smallest pools hold little more than one
     tokens = draw(st.sampled_from([192, 192, 256, 384]))
+    by_priority = draw(st.booleans())
+    policies = ["fcfs", "lof"] if by_priority else ["fcfs", "lpm", "dfs-weight", "lof", "random"]
     return {
         "page_size": page,
         "tokens": max(tokens, 4 * page),
@@ -95,7 +99,12 @@ def settings(draw: st.DrawFn) -> dict[str, object]:
         "enable_mixed_chunk": draw(st.booleans()),
         "disable_overlap_schedule": draw(st.booleans()),
         "disable_radix_cache": draw(st.sampled_from([False, False, True])),
-        "schedule_policy": draw(st.sampled_from(["fcfs", "lpm", "dfs-weight", "lof", "random"])),
+        "schedule_policy": draw(st.sampled_from(policies)),
+        "enable_priority_scheduling": by_priority,
+        "priority_scheduling_preemption_threshold": draw(st.sampled_from([0, 4, 10])),
+        "schedule_low_priority_values_first": draw(st.booleans()),
+        "disable_priority_preemption": draw(st.sampled_from([False, False, True])),
+        "retraction_policy": draw(st.sampled_from(["length", "priority"])) if by_priority else "length",
         "schedule_conservativeness": draw(st.sampled_from([0.001, 0.001, 0.1, 1.0])),
         "max_running_requests": draw(st.sampled_from([None, None, None, 1, 4])),
         "prefill_max_requests": draw(st.sampled_from([None, None, 2])),
@@ -115,6 +124,7 @@ def submit(rig: Rig, step: Submit, rid: str) -> None:
         stop=step.stop,
         stop_token_ids=step.stop_ids,
         extra_key=step.extra_key,
+        priority=step.priority,
     )
 
 
@@ -165,6 +175,7 @@ def crowd(seed: int, size: int = 20) -> list[Step]:
                 stop=rng.choice(((), (), (), ("xy", "zab"))),
                 stop_ids=(),
                 extra_key=rng.choice((None, None, "a")),
+                priority=(0, 20, 40)[len(todo) % 3],
             )
         )
         todo.append(Run(rng.randrange(1, 14)))

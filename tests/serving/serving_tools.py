@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import openai
+from scripted_control import ScriptedControl
 
 from sgviz.config import Settings
 from sgviz.errors import BadRequest, SgvizError
@@ -40,13 +41,14 @@ Step = tuple[str, list[int], dict[str, Any] | None]
 
 
 class CharTokenizer:
-    """One token a character: its code point."""
+    """One token a character: its code point; and one a word of the answer, which no prompt has."""
 
     def encode(self, text: str, /, add_special_tokens: bool = True) -> list[int]:
         return [1] * add_special_tokens + [ord(char) for char in text]
 
     def decode(self, ids: list[int], /, skip_special_tokens: bool = True) -> str:
-        return "".join(chr(token) for token in ids if token > 2 or not skip_special_tokens)
+        kept = [token for token in ids if token > 2 or not skip_special_tokens]
+        return "".join(WORDS[token - 500] if 0 <= token - 500 < len(WORDS) else chr(token) for token in kept)
 
 
 class PlainTemplates:
@@ -87,6 +89,7 @@ class ScriptedManager:
     tokens_per_step: int = 1
     healthy: bool = True
     busy: int = 0
+    control: ScriptedControl = field(default_factory=ScriptedControl)
     requests: list[GenerateReqInput] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     closed_early: list[str] = field(default_factory=list)
@@ -217,8 +220,8 @@ class ScriptedManager:
     async def get_internal_state(self, timeout: float) -> GetInternalStateReqOutput:
         return GetInternalStateReqOutput(id="", state={"waiting": 0})
 
-    async def health_generate(self, timeout: float) -> bool:
-        return self.healthy
+    async def health_generate(self, timeout: float) -> str | None:
+        return None if self.healthy else "engine"
 
     def response_sent(self, rid: str, status: int) -> None:
         self.sent.append((rid, status))
@@ -259,7 +262,7 @@ class Served:
         self.loop = loop_factory()()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.handle: ServerHandle = self.call(ServerHandle.start(self.app))
+        self.handle: ServerHandle = self.call(ServerHandle.start(self.app, http=self.context.http))
         self.http = httpx.Client(base_url=self.handle.url, timeout=10)
 
     def call(self, work: Any) -> Any:

@@ -86,7 +86,8 @@ def test_every_endpoint_is_guarded() -> None:
         for path in ("/sgviz/state", "/flush_cache", "/force"):
             assert [status(server, path, key) for key in (None, API, ADMIN)] == [401, 401, 200]
         assert status(server, "/no/such/path", None) == 401
-        assert status(server, "/v1/chat/completions", None, "POST") == 401
+        for path in ("/v1/chat/completions", "/v1/embeddings", "/encode", "/v1/score", "/v1/rerank"):
+            assert status(server, path, None, "POST") == 401
         assert status(server, "/v1/models", None, "OPTIONS") == 405
         assert "***" in server.http.get("/server_info", headers={"Authorization": f"Bearer {API}"}).text
         assert not server.manager.requests

@@ -126,8 +126,18 @@ def test_the_template_is_given_the_tools(server: Served) -> None:
 
 def test_strict_arguments_are_promised_only_where_a_grammar_holds_to_them(server: Served) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    refused = error_of(server.http.post(URL, json=chat(tools=[PING, strict])))
-    assert refused["param"] == "tools[1].function.strict"
+    whole(server, TWO_CALLS, tools=[PING, strict])
+    tag = json.loads(server.params.structural_tag)["format"]
+    assert tag["triggers"] == ["<tool_call>"] and tag["stop_after_first"] is False
+    schemas = tag["tags"][0]["content"]["json_schema"]["$defs"]
+    assert schemas == {"get_weather": WEATHER["function"]["parameters"], "ping": {"type": "object"}}
+    whole(server, TWO_CALLS, tools=[strict], parallel_tool_calls=False)
+    assert json.loads(server.params.structural_tag)["format"]["stop_after_first"] is True
+    whole(server, "hi", tools=[strict], tool_choice="none")
+    assert server.params.structural_tag is None
+    with serving(tool_call_parser="pythonic") as other:
+        refused = error_of(other.http.post(URL, json=chat(tools=[PING, strict])))
+        assert refused["param"] == "tools[1].function.strict" and "hermes" in refused["message"]
     message = whole(server, ARRAY, tools=[strict, PING], tool_choice="required")["choices"][0]["message"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather", "ping"]
 

@@ -155,8 +155,8 @@ def test_content_type(server: Served, kind: str) -> None:
 
 VALUES: dict[str, Any] = {
     "tool_choice": "required", "function_call": {"name": "f"}, "response_format": {"type": "json_object"},
-    "modalities": ["text", "audio"], "best_of": 3, "echo": True, "logprob_start_len": 0, "routed_dp_rank": 1,
-    "data_parallel_rank": 1, "priority": 0, "max_thinking_tokens": 0, "thinking_budget": 5, "web_search_options": {},
+    "modalities": ["text", "audio"], "best_of": 3, "routed_dp_rank": 1,
+    "data_parallel_rank": 1, "max_thinking_tokens": 0, "thinking_budget": 5, "web_search_options": {},
 }  # fmt: skip
 PATHS = {
     On.CHAT: (CHAT, chat()),
@@ -374,3 +374,10 @@ def test_an_abort_without_a_status_is_a_normal_end(server: Served) -> None:
     out = events(server.http.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True})))
     assert out[-3]["choices"][0]["finish_reason"] == "abort"
     assert out[-2]["usage"]["completion_tokens"] == 2 and out[-1] == "[DONE]"
+
+
+def test_an_error_does_not_quote_without_end_what_was_sent(server: Served) -> None:
+    """The beginning and the end of a long message stay: what is wrong, and what is allowed."""
+    error = error_of(server.http.post("/v1/completions", json=text(model="m" * 100_000)))
+    assert len(error["message"]) < 2_000
+    assert error["message"].startswith("the model 'mmm") and error["message"].endswith(f"serves {MODEL!r}")

@@ -9,7 +9,7 @@ import pytest
 from tm_rig import params, rig, run
 
 from sgviz.errors import Unavailable
-from sgviz.messages import FinishReason, GenerateReqInput, HealthCheckOutput
+from sgviz.messages import FinishReason, GenerateReqInput, GetInternalStateReqOutput, HealthCheckOutput
 
 LENGTH = FinishReason(type="length", length=3)
 
@@ -41,11 +41,11 @@ def test_a_question_without_answer_times_out() -> None:
     run(body())
 
 
-def test_health_is_any_message_since_the_probe() -> None:
+def test_health_is_a_sign_of_every_stage_since_the_probe() -> None:
     async def body() -> None:
         async with rig() as r:
             before = r.manager.last_receive_tstamp
-            assert await r.manager.health_generate(5)
+            assert await r.manager.health_generate(5) is None
             assert r.manager.last_receive_tstamp > before
             (probe,) = r.engine.requests
             assert probe.rid.startswith("HEALTH_CHECK_")
@@ -55,7 +55,8 @@ def test_health_is_any_message_since_the_probe() -> None:
             asking = asyncio.create_task(r.manager.health_generate(5))
             await r.dispatched(2)
             r.engine.outbox.send(HealthCheckOutput(rid="any"))
-            assert await asking
+            r.engine.outbox.send(GetInternalStateReqOutput(id="any", state={}))
+            assert await asking is None
             await r.empty()
 
     run(body())
@@ -65,8 +66,43 @@ def test_health_of_a_silent_engine() -> None:
     async def body() -> None:
         async with rig() as r:
             r.engine.auto = False
-            assert not await r.manager.health_generate(0.05)
+            assert await r.manager.health_generate(0.05) == "scheduler"
             assert not r.manager.rid_to_state
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("heard", "silent"),
+    [
+        ([HealthCheckOutput(rid="")], "detokenizer"),
+        ([HealthCheckOutput(rid="", forward=False)], "detokenizer"),
+        ([GetInternalStateReqOutput(id="", state={})], "worker"),
+        ([HealthCheckOutput(rid="", forward=False), GetInternalStateReqOutput(id="", state={})], "worker"),
+    ],
+)
+def test_the_stage_that_is_silent_is_named(heard: list[Any], silent: str) -> None:
+    async def body() -> None:
+        async with rig() as r:
+            r.engine.auto = False
+            asking = asyncio.create_task(r.manager.health_generate(0.3))
+            await r.dispatched()
+            for message in heard:
+                r.engine.outbox.send(message)
+            assert await asking == silent
+
+    run(body())
+
+
+def test_a_question_that_the_detokenizer_swallows_is_not_blamed_on_the_scheduler() -> None:
+    async def body() -> None:
+        async with rig() as r:
+            r.engine.auto = False
+            asking = asyncio.create_task(r.manager.get_internal_state(0.3))
+            await r.engine.until(lambda: bool(r.engine.received))
+            r.engine.outbox.send(HealthCheckOutput(rid="", forward=False))
+            with pytest.raises(Unavailable, match="the detokenizer did not pass on"):
+                await asking
 
     run(body())
 
@@ -93,7 +129,7 @@ def test_a_dead_engine_fails_everybody_and_takes_nobody() -> None:
                 assert reason["message"] == "the scheduler has died"
             with pytest.raises(Unavailable, match="has died"):
                 await asking
-            assert not await probing
+            assert await probing == "engine"
             with pytest.raises(Unavailable, match="has died"):
                 await r.all(request("c"))
             await r.empty()

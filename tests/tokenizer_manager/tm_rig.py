@@ -27,7 +27,7 @@ from sgviz.messages import (
     ToScheduler,
     ToTokenizer,
 )
-from sgviz.tokenizer_manager import Limits, Output, TokenizerManager
+from sgviz.tokenizer_manager import Limits, Output, RequestLog, TokenizerManager
 
 T = TypeVar("T")
 LIMITS = Limits(
@@ -221,7 +221,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(limits: Limits = LIMITS, on_failure: Callable[[str], None] | None = None) -> AsyncIterator[Rig]:
+async def rig(
+    limits: Limits = LIMITS,
+    on_failure: Callable[[str], None] | None = None,
+    request_timeout: float | None = None,
+    request_log: RequestLog | None = None,
+) -> AsyncIterator[Rig]:
     context, ports = zmq.Context(), PortArgs.for_threads()
     ring = RingSink()
     sender = Sender(context, ports.scheduler_input_ipc_name, bind=True)
@@ -237,6 +242,8 @@ async def rig(limits: Limits = LIMITS, on_failure: Callable[[str], None] | None 
         limits=limits,
         clock=CLOCK,
         on_failure=on_failure,
+        request_timeout=request_timeout,
+        request_log=request_log,
     )
     task = asyncio.create_task(engine.run())
     try:

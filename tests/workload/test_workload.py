@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,3 +191,47 @@ def test_the_table_has_a_row_a_request() -> None:
     made = makers()["shared_prefix"](0)
     assert list(made.table.rid) == [request.rid for request in made.requests]
     assert made.table.prompt_tokens.sum() == made.input_tokens
+
+
+POISSON = {"rate": 4, "num_requests": 3, **SIZES}
+WRONG_NUMBERS = [
+    pytest.param(lambda: workload.poisson(**{**POISSON, "num_requests": 3.0}), "num_requests is 3.0", id="count"),
+    pytest.param(lambda: workload.poisson(**{**POISSON, "num_requests": True}), "num_requests is True", id="truth"),
+    pytest.param(lambda: workload.poisson(**{**POISSON, "num_requests": "3"}), "num_requests is '3'", id="text"),
+    pytest.param(lambda: workload.poisson(**{**POISSON, "rate": "4"}), "rate is '4'", id="rate"),
+    pytest.param(lambda: workload.poisson(**{**POISSON, "rate": float("nan")}), "rate is nan", id="nan"),
+    pytest.param(lambda: workload.poisson(**POISSON, concurrency=2.5), "concurrency is 2.5", id="concurrency"),
+    pytest.param(lambda: workload.poisson(**{**POISSON, "prompt_tokens": 5.0}), "prompt_tokens is 5.0", id="length"),
+    pytest.param(lambda: Uniform(1.5, 3), "got 1.5 to 3", id="range"),
+    pytest.param(lambda: Uniform("1", 3), "got '1' to 3", id="text range"),
+    pytest.param(lambda: LogNormal("20", 0.8), "median is '20'", id="median"),
+    pytest.param(lambda: LogNormal(20, 0.8, low=1.5), "low is 1.5", id="low"),
+    pytest.param(lambda: Choice((1, 2.5)), "whole lengths", id="choice"),
+    pytest.param(lambda: Choice((1, 2), (0, 0)), "weights is 0", id="weights"),
+    pytest.param(
+        lambda: workload.multi_turn(sessions=2, turns=2.0, question_tokens=3, output_tokens=2), "turns is 2.0",
+        id="turns",
+    ),
+    pytest.param(
+        lambda: workload.multi_turn(sessions=2, turns=2, question_tokens=3, output_tokens=2, think_s="1"),
+        "think_s is '1'", id="pause",
+    ),
+    pytest.param(
+        lambda: workload.shared_prefix(
+            groups=2.0, prompts_per_group=2, prefix_tokens=5, question_tokens=3, output_tokens=2
+        ),
+        "groups is 2.0", id="groups",
+    ),
+    pytest.param(lambda: workload.trace("nowhere.csv", limit=2.0), "limit is 2.0", id="limit"),
+    pytest.param(lambda: workload.trace("nowhere.csv", start=-1), "start is -1", id="start"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG_NUMBERS)
+def test_a_number_of_the_wrong_kind_is_a_clear_error(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(said)):
+        make()
+
+
+def test_numbers_of_numpy_count() -> None:
+    assert workload.poisson(**{**POISSON, "num_requests": np.int64(3)}) == workload.poisson(**POISSON)

@@ -18,6 +18,7 @@ from sgviz.events.schema.base import (
     Body,
     Reason,
 )
+from sgviz.events.schema.flow import GenerationContinued, GenerationPaused, WeightsUpdated
 from sgviz.events.schema.front import (
     ChunkSent,
     OutputReceived,
@@ -57,6 +58,7 @@ from sgviz.events.schema.scheduling import (
     BatchProcessed,
     CacheFlushed,
     ChunkCut,
+    EmbeddingsPooled,
     GrammarQueued,
     GrammarReady,
     LimitsChanged,
@@ -71,6 +73,7 @@ from sgviz.events.schema.scheduling import (
     ScanStopped,
     TokensSampled,
 )
+from sgviz.events.schema.session import SessionClosed, SessionOpened, SessionTurn
 
 SCHEMA_VERSION = 1
 
@@ -80,8 +83,10 @@ AnyBody = Union[  # noqa: UP007
     RequestRefused, RequestAborted, GrammarQueued, GrammarReady,
     QueueEntered, QueueSorted, PolicyFailed, PrefixMatched, AdmitOk, AdmitRefused,
     AdmitRepeated, ScanStopped, ChunkCut, RequestRetracted, BatchPlanned, BatchLaunched, BatchFinished, TokensSampled,
-    BatchProcessed, OutputStreamed, LoopResumed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken, RowReturned,
-    PoolTaken, PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
+    EmbeddingsPooled, BatchProcessed, OutputStreamed, LoopResumed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken,
+    RowReturned, PoolTaken, PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
+    GenerationPaused, GenerationContinued, WeightsUpdated,
+    SessionOpened, SessionClosed, SessionTurn,
 ]  # fmt: skip
 
 
@@ -123,8 +128,11 @@ __all__ = [
     "CacheFlushed",
     "ChunkCut",
     "ChunkSent",
+    "EmbeddingsPooled",
     "EngineConfigured",
     "Event",
+    "GenerationContinued",
+    "GenerationPaused",
     "GrammarQueued",
     "GrammarReady",
     "LimitsChanged",
@@ -152,6 +160,9 @@ __all__ = [
     "RowReturned",
     "RowTaken",
     "ScanStopped",
+    "SessionClosed",
+    "SessionOpened",
+    "SessionTurn",
     "TextEmitted",
     "TokensSampled",
     "TraceCost",
@@ -160,4 +171,5 @@ __all__ = [
     "TreeInserted",
     "TreeLocked",
     "TreeSplit",
+    "WeightsUpdated",
 ]

@@ -16,6 +16,7 @@ class Reason(StrEnum):
     CHUNK_BUDGET = "chunk_budget"
     PREFILL_BUDGET = "prefill_budget"
     MAX_REQUESTS = "max_requests"
+    OTHER_KIND = "other_kind"
     HEAD_OF_LINE = "head_of_line"
     NEVER_FITS = "never_fits"
     PRIORITY = "priority"

@@ -24,7 +24,10 @@ class RequestReceived(Body, frozen=True, tag="request.received"):
 
 
 class RequestConverted(Body, frozen=True, tag="request.converted"):
-    """Serving made a GenerateReqInput: chat template applied, sampling settled. `size`: ids or characters."""
+    """Serving made a GenerateReqInput: chat template applied, sampling settled. `size`: ids or characters.
+
+    `embedding`: it made an EmbeddingReqInput, which wants a vector and no token.
+    """
 
     rid: str
     prompt_kind: str
@@ -34,6 +37,7 @@ class RequestConverted(Body, frozen=True, tag="request.converted"):
     top_p: float
     top_k: int
     stop: tuple[str, ...] = ()
+    embedding: bool = False
 
 
 class ChunkSent(Body, frozen=True, tag="chunk.sent"):
@@ -60,10 +64,11 @@ class ResponseFinished(Body, frozen=True, tag="response.finished"):
 
 
 class RequestTokenized(Body, frozen=True, tag="request.tokenized"):
-    """TokenizerManager made a TokenizedGenerateReqInput."""
+    """TokenizerManager made a TokenizedGenerateReqInput, or (`embedding`) a TokenizedEmbeddingReqInput."""
 
     rid: str
     prompt_tokens: int
+    embedding: bool = False
 
 
 class RequestDispatched(Body, frozen=True, tag="request.dispatched"):
@@ -73,7 +78,8 @@ class RequestDispatched(Body, frozen=True, tag="request.dispatched"):
 
 
 class OutputReceived(Body, frozen=True, tag="output.received"):
-    """TokenizerManager took a BatchStrOutput and woke the waiters; new `tokens` by request."""
+    """TokenizerManager took a BatchStrOutput (or BatchEmbeddingOutput: no tokens) and woke the waiters; new `tokens`
+    by request."""
 
     rids: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -122,7 +128,10 @@ class RequestAborted(Body, frozen=True, tag="request.aborted"):
 
 
 class TextEmitted(Body, frozen=True, tag="text.emitted"):
-    """The detokenizer made a BatchStrOutput: `chars` new characters and `held` token ids kept back, by request."""
+    """The detokenizer made a BatchStrOutput: `chars` new characters and `held` token ids kept back, by request.
+
+    A BatchEmbeddingOutput, which has neither, it passed on.
+    """
 
     rids: tuple[str, ...]
     chars: tuple[int, ...]

@@ -12,7 +12,9 @@ class QueueEntered(Body, frozen=True, tag="queue.entered"):
 
     `input_ids` (int32) and `sampling` (msgpack of SamplingParams) let a recording drive a scheduler
     again; both are empty when a retracted request comes back (`again`). `received_ns`: when it was taken
-    from the inbox (0: not stamped). `probe`: a health check of the server, no request of anybody.
+    from the inbox (0: not stamped). `probe`: a health check of the server, no request of anybody. `embedding`: it
+    wants the vector of its prompt and no token. `priority`: what it
+    runs under (none: priorities mean nothing).
     """
 
     rid: str
@@ -26,6 +28,8 @@ class QueueEntered(Body, frozen=True, tag="queue.entered"):
     extra_key: str = ""
     received_ns: int = 0
     probe: bool = False
+    embedding: bool = False
+    priority: int | None = None
 
 
 class GrammarQueued(Body, frozen=True, tag="grammar.queued"):
@@ -58,7 +62,10 @@ class GrammarReady(Body, frozen=True, tag="grammar.ready"):
 
 
 class QueueSorted(Body, frozen=True, tag="queue.sorted"):
-    """The policy changed the order: `(rid, old rank, new rank)` of those that moved."""
+    """The policy changed the order: `(rid, old rank, new rank)` of those that moved.
+
+    `policy` is `priority, NAME` where priorities go before the policy.
+    """
 
     policy: str
     moves: tuple[tuple[str, int, int], ...]
@@ -143,7 +150,12 @@ class ChunkCut(Body, frozen=True, tag="chunk.cut"):
 
 
 class RequestRetracted(Body, frozen=True, tag="request.retracted"):
-    """Memory ran out while decoding: the request gave up its KV and waits again, keeping `output_tokens`."""
+    """Memory ran out while decoding: the request gave up its KV and waits again, keeping `output_tokens`.
+
+    `paused`: it had to because the engine was paused (mode retract), and memory has nothing to do with it.
+    `preempted_by`: it made way for that waiting request, which has a higher priority and needed `need` KV tokens of
+    which `have` were to be had (it may have been a running slot that it lacked).
+    """
 
     rid: str
     output_tokens: int
@@ -151,6 +163,8 @@ class RequestRetracted(Body, frozen=True, tag="request.retracted"):
     have: int
     ratio_before: float
     ratio_after: float
+    preempted_by: str = ""
+    paused: bool = False
 
 
 # ---------------------------------------------------------------- scheduler: batches
@@ -213,6 +227,14 @@ class TokensSampled(Body, frozen=True, tag="tokens.sampled"):
     token_ids: tuple[int, ...]
 
 
+class EmbeddingsPooled(Body, frozen=True, tag="embeddings.pooled"):
+    """The vectors that requests ended with while the result of `bid` was processed: `dims` numbers each."""
+
+    bid: int
+    rids: tuple[str, ...]
+    dims: tuple[int, ...]
+
+
 class BatchProcessed(Body, frozen=True, tag="batch.processed"):
     """The result of `bid` is in the requests; `finished` of them ended with it."""
 
@@ -221,7 +243,8 @@ class BatchProcessed(Body, frozen=True, tag="batch.processed"):
 
 
 class OutputStreamed(Body, frozen=True, tag="output.streamed"):
-    """A BatchTokenIDOutput left for the detokenizer: new tokens and whether final, by request."""
+    """A BatchTokenIDOutput (or BatchEmbeddingOutput: no tokens) left for the detokenizer: new tokens and whether
+    final, by request."""
 
     rids: tuple[str, ...]
     tokens: tuple[int, ...]

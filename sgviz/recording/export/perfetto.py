@@ -15,6 +15,7 @@ from sgviz.errors import SgvizError
 from sgviz.events.schema import (
     ChunkSent,
     Event,
+    GenerationContinued,
     LoopResumed,
     OutputReceived,
     RequestDispatched,
@@ -24,6 +25,7 @@ from sgviz.events.schema import (
     RequestTokenized,
     ResponseFinished,
     TextEmitted,
+    WeightsUpdated,
 )
 from sgviz.recording.explanation import Part
 from sgviz.recording.export.protobuf import fixed64, nested, number, text
@@ -208,6 +210,15 @@ def _component_events(events: Sequence[Event], flows: dict[str, int]) -> Iterato
                 yield from _slice(
                     SCHEDULER, body.since_ns, event.t, "parked", {"at": body.at, "why": body.why}
                 )
+            case GenerationContinued():
+                track = SCHEDULER if event.component == "scheduler" else TOKENIZER
+                yield from _slice(track, body.since_ns, event.t, "paused", {"mode": body.mode})
+            case WeightsUpdated():
+                what: dict[str, int | str] = {
+                    "model_path": body.model_path,
+                    "weight_version": body.weight_version,
+                }
+                yield from _slice(SCHEDULER, event.t - body.load_ns, event.t, event.kind, what)
 
 
 def _flow(flows: dict[str, int], rid: str) -> bytes:

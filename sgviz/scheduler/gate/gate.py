@@ -184,6 +184,7 @@ class Gate:
         if isinstance(message, DebugReq):
             self.command(message)
         elif isinstance(message, GetInternalStateReq):
+            self._to_tokenizer.send(HealthCheckOutput(rid="", forward=False))
             answer = GetInternalStateReqOutput(id=message.id, state=dict(internal_state(self._state)))
             self._to_detokenizer.send(answer)
         elif isinstance(message, TokenizedGenerateReqInput) and message.rid.startswith(HEALTH_CHECK_PREFIX):

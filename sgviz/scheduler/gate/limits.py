@@ -102,6 +102,11 @@ class LimitChanges:
 
     def _check_chunk(self, value: int) -> None:
         page = self._state.limits.page_size
+        if value != -1 and self._state.limits.is_encoder:
+            raise BadRequest(
+                f"chunked_prefill_size {value} is not allowed: an encoder needs whole prompts (-1)",
+                param="chunked_prefill_size",
+            )
         if value != -1 and value < page:
             raise BadRequest(
                 f"chunked_prefill_size {value} is below a page of {page} tokens; -1 means: never cut",

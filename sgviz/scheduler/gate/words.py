@@ -29,6 +29,11 @@ def sentence(event: Event) -> str:
             return f"the scan of the queue stopped at {body.rid} ({body.reason}); {body.behind} behind it wait untried"
         case schema.ChunkCut():
             return f"of {body.rid} the tokens {body.start} to {body.end} (of {body.total}) run in this batch"
+        case schema.RequestRetracted() if body.preempted_by:
+            return (
+                f"{body.rid} made way after {body.output_tokens} output tokens for {body.preempted_by}, which has a "
+                f"higher priority and needs {body.need} KV tokens, {body.have} were to be had"
+            )
         case schema.RequestRetracted():
             return (
                 f"{body.rid} was retracted after {body.output_tokens} output tokens: the next step needs {body.need} "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sgviz.config import DEFAULT_MAX_RUNNING, Settings
 from sgviz.errors import ConfigError
+from sgviz.messages.embedding import EmbeddingSpec
 from sgviz.model.fetch import resolve_model
 from sgviz.model.model_config import model_facts
 from sgviz.model.tokenizer import Tokenizer
@@ -41,7 +42,8 @@ def make_sim_worker(
     folder = resolve_model(settings.model.model_path)
     own = settings.model.tokenizer_path
     tokenizer = Tokenizer.load(resolve_model(own) if own else folder)
-    info = _info(settings, roofline, model_facts(folder).vocab_size, model_facts(folder).eos_token_ids)
+    facts = model_facts(folder)
+    info = _info(settings, roofline, facts.vocab_size, facts.eos_token_ids)
     ids = [i for i in text_ids(tokenizer) if i < info.vocab_size and i not in info.eos_token_ids]
     eos = info.eos_token_ids[0] if info.eos_token_ids else None
     chosen = cost or (FittedCost.load(settings.sim.sim_cost) if settings.sim.sim_cost else roofline)
@@ -75,6 +77,10 @@ def _info(settings: Settings, cost: RooflineCost, vocab: int, eos: tuple[int, ..
         bytes_per_token=token_bytes,
         weight_bytes=weights,
         simulated=True,
+        embedding=EmbeddingSpec(
+            dim=model.hidden, pooling="mean" if settings.model.pooling == "mean" else "last"
+        ),
+        is_generation=not settings.model.is_embedding,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sgviz.batch.asked_positions import AskedPositions
+from sgviz.batch.input_logprobs import InputLogprobs, Pairs
 from sgviz.batch.req import Req
 from sgviz.errors import ConfigError
 from sgviz.worker.random_bits import GOLDEN, mix64, seed_of
@@ -71,6 +73,22 @@ class TokenRule:
         """Natural logs by the same rule, between -1 and 0."""
         bits, _ = self._bits(rows, seq_lens)
         return [-int(word % np.uint64(1000)) / 1000 for word in bits]
+
+    def input_logprobs(self, row: int, asked: AskedPositions) -> InputLogprobs:
+        """The same rule for the prompt tokens behind the positions of a request in `row`."""
+        lens = np.arange(asked.position, asked.position + len(asked.next_ids), dtype=np.int64) + 1
+        chosen = self.logprobs(np.full(len(lens), row, dtype=np.int64), lens)
+        rows = list(zip(asked.next_ids, chosen))
+        return InputLogprobs(
+            logprobs=chosen,
+            tops=[self.neighbours(token, best, asked.tops) for token, best in rows],
+            token_ids=[self.token_ids(token, best, asked.token_ids) for token, best in rows],
+        )
+
+    def token_ids(self, token: int, best: float, ids: Sequence[int]) -> Pairs:
+        """Each of `ids` half a nat less likely for every place it lies behind `token` (round the ids drawn from)."""
+        at = int(self._ids.searchsorted(token))
+        return [(best - (int(self._ids.searchsorted(each)) - at) % len(self._ids) / 2, each) for each in ids]
 
     def neighbours(self, token: int, best: float, count: int) -> list[tuple[float, int]]:
         """`count` alternatives to `token`, the token first, each half a nat less likely."""

@@ -14,33 +14,45 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sgviz.batch.asked_positions import AskedPositions, asked_positions
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
-from sgviz.errors import SgvizError, Unavailable
-from sgviz.worker.protocol import GenerationBatchResult, WorkerInfo
+from sgviz.errors import BadRequest, SgvizError, Unavailable
+from sgviz.worker.protocol import (
+    BatchResult,
+    EmbeddingBatchResult,
+    GenerationBatchResult,
+    NewWeights,
+    WorkerInfo,
+)
+from sgviz.worker.rule_vector import bits_of_ids, rule_vector
 from sgviz.worker.sim.cost_model import CostModel
 from sgviz.worker.sim.device_timer import DeviceTimer, WallTimer
 from sgviz.worker.sim.step_work import StepWork
 from sgviz.worker.sim.token_rule import TokenRule
 
 Ints = npt.NDArray[np.int64]
+Wish = tuple[int, tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _Forward:
-    """What is needed of a batch once it was launched; `tops`: alternatives wanted, None: no logprobs.
+    """What is needed of a batch once it was launched; `wishes`: alternatives and ids wanted, None: no logprobs.
 
-    `constrained`: the members under a grammar.
+    `asked`: prompt positions whose log-probabilities are wanted.
+    `constrained`: the members under a grammar. `vectors`: what a batch for vectors gives.
     """
 
     bid: int
     number: int
     rows: Ints
     seq_lens: Ints
-    tops: list[int] | None
+    wishes: list[Wish] | None
+    asked: list[AskedPositions]
     start_ns: int
     end_ns: int
     constrained: Constrained
+    vectors: list[bytes] | None = None
     forward_end_ns: int = 0  # where the sampling was delayed, and then it takes no time of its own
 
 
@@ -76,21 +88,40 @@ class SimWorker:
         rows = np.array(batch.rows, dtype=np.int64)
         if batch.forward_mode.is_extend:
             self._tokens.enter(batch.reqs)
-        asked = [req.top_logprobs_num for req in batch.reqs] if batch.return_logprob else None
+        wishes = None
+        if batch.return_logprob:
+            wishes = [(req.top_logprobs_num, req.token_ids_logprob) for req in batch.reqs]
         forward = _Forward(
             batch.bid,
             self._launched,
             rows,
             np.array(batch.seq_lens, dtype=np.int64),
-            asked,
+            wishes,
+            asked_positions(batch) if batch.return_logprob else [],
             start,
             self._free_at,
             constrained_members(batch),
+            self.forward_batch_embedding(batch) if batch.is_embedding else None,
         )
-        return SimLaunch(self, forward, sampled=not delay_sample)
+        return SimLaunch(self, forward, sampled=not delay_sample or batch.is_embedding)
+
+    def forward_batch_embedding(self, batch: ScheduleBatch) -> list[bytes]:
+        """A vector a request, by `rule_vector` from its prompt; `b""` while that goes on."""
+        spec = self.info.embedding
+        assert spec is not None, "the TokenizerManager refuses such requests"
+        return [
+            b""
+            if req is batch.chunked_req
+            else rule_vector(bits_of_ids(req.origin_input_ids), spec.dim, req.dimensions)
+            for req in batch.reqs
+        ]
 
     def forget(self, rows: list[int]) -> None:
         """Nothing is kept beyond what the next request in a row overwrites."""
+
+    def load_weights(self, model_path: str) -> NewWeights:
+        """Refused: there are none."""
+        raise BadRequest("a simulated device has no weights that could be replaced", param="model_path")
 
     def close(self) -> None:
         self._closed = True
@@ -106,8 +137,16 @@ class SimWorker:
     def is_done(self, forward: _Forward) -> bool:
         return self._timer.now() >= forward.end_ns
 
-    def result(self, forward: _Forward) -> GenerationBatchResult:
+    def result(self, forward: _Forward) -> BatchResult:
         info = self.info
+        if forward.vectors is not None:
+            return EmbeddingBatchResult(
+                bid=forward.bid,
+                embeddings=forward.vectors,
+                forward_pass_id=forward.number,
+                start_ns=forward.start_ns,
+                end_ns=forward.end_ns,
+            )
         tokens = self._tokens.tokens(forward.rows, forward.seq_lens)
         if forward.constrained:
             mask = fill_vocab_mask(forward.constrained, info.vocab_size, info.eos_token_ids)
@@ -122,13 +161,21 @@ class SimWorker:
             sample_start_ns=forward.end_ns if forward.forward_end_ns else 0,
             can_run_cuda_graph=True,
         )
-        if forward.tops is not None:
-            best = self._tokens.logprobs(forward.rows, forward.seq_lens)
-            result.logprobs = best
-            result.top_logprobs = [
-                self._tokens.neighbours(*each) for each in zip(tokens, best, forward.tops, strict=True)
-            ]
+        if forward.wishes is not None:
+            self._add_logprobs(result, forward, forward.wishes)
         return result
+
+    def _add_logprobs(self, result: GenerationBatchResult, forward: _Forward, wishes: list[Wish]) -> None:
+        rule, tokens = self._tokens, result.next_token_ids
+        result.logprobs = best = rule.logprobs(forward.rows, forward.seq_lens)
+        rows = list(zip(tokens, best, wishes, strict=True))
+        result.top_logprobs = [rule.neighbours(token, one, tops) for token, one, (tops, _) in rows]
+        result.token_ids_logprobs = [rule.token_ids(token, one, ids) for token, one, (_, ids) in rows]
+        if forward.asked:
+            result.input_logprobs = [None] * len(tokens)
+            for asked in forward.asked:
+                row = int(forward.rows[asked.member])
+                result.input_logprobs[asked.member] = rule.input_logprobs(row, asked)
 
     def wait_for(self, forward: _Forward) -> None:
         self._timer.wait_until(forward.end_ns)
@@ -156,7 +203,7 @@ class SimLaunch:
     def done(self) -> bool:
         return self._result is not None and self._worker.is_done(self._forward)
 
-    def result(self) -> GenerationBatchResult:
+    def result(self) -> BatchResult:
         """Wait for the end of the forward. Raises SgvizError if its sampling was delayed and never begun."""
         if self._result is None:
             raise SgvizError(f"batch {self.bid} waits for its sampling: call sample() before result()")

@@ -1,0 +1,37 @@
+"""Sending a request that runs back to the queue. Mirrors `release_req` and `reset_for_retract` (facts 5.11).
+
+Used by whoever decides that it must be: decoding that finds no memory, preemption, a pause.
+Imports: batch, cache, events.
+"""
+
+from __future__ import annotations
+
+from sgviz.batch.req import Req
+from sgviz.events import schema
+from sgviz.scheduler.state import SchedulerState
+
+
+def give_up_kv(state: SchedulerState, req: Req) -> None:
+    """Its KV and its row are free again; outputs and streaming offsets stay. A result under way will not count."""
+    state.cache.release(req, [], insert=False, why="retract")
+    req.reset_for_retract()
+
+
+def requeue(state: SchedulerState, req: Req, told: schema.RequestRetracted) -> None:
+    """Put a request that gave up its KV behind all that wait; `told` says why."""
+    req.requeued_ns = state.clock.now()
+    state.enqueue(req)
+    if not state.trace.on:
+        return
+    state.trace.emit(told)
+    state.trace.emit(
+        schema.QueueEntered(
+            rid=req.rid,
+            position=len(state.waiting_queue) - 1,
+            prompt_tokens=len(req.origin_input_ids),
+            max_new_tokens=req.max_new_tokens,
+            stream=req.stream,
+            again=True,
+            priority=req.priority,
+        )
+    )

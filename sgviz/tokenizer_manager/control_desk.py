@@ -1,0 +1,245 @@
+"""ControlDesk: pauses, other weights, profiles, a slower device and the load, asked of the scheduler by callers.
+
+Mirrors the control part of SGLang's TokenizerManager. One scheduler, so one answer to each question; what pauses,
+continues and changes weights reaches it one by one. One asyncio loop owns a desk.
+Imports: messages, errors, this folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from sgviz.channel import Sender
+from sgviz.errors import BadRequest, Unavailable, from_status
+from sgviz.messages.flow import (
+    LOAD_FORMATS,
+    PAUSE_MODES,
+    Activity,
+    ContinueGenerationReqInput,
+    ControlReqOutput,
+    FlowQuestion,
+    GetLoadsReqInput,
+    GetLoadsReqOutput,
+    Load,
+    PauseGenerationReqInput,
+    PauseGenerationReqOutput,
+    PauseMode,
+    ProfileReqOutput,
+    SlowDownReqInput,
+    StartProfileReqInput,
+    StopProfileReqInput,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightFromDiskReqOutput,
+)
+from sgviz.messages.generate import new_rid
+from sgviz.tokenizer_manager.flow import Flow
+from sgviz.tokenizer_manager.replies import Replies
+from sgviz.tokenizer_manager.table import RequestTable
+from sgviz.tokenizer_manager.weights import Weights
+
+ABORTED_BY_PAUSE = "the request was aborted: generation is paused"
+ABORTED_FOR_WEIGHTS = "the request was aborted: the weights are being replaced"
+ANSWER_TIMEOUT_S = 60.0  # a running scheduler answers at its next turn, which may be behind a long forward
+LOAD_TIMEOUT_S = 3600.0  # of weights; a scheduler that dies meanwhile is noticed at once
+
+
+class ControlDesk:
+    """What callers may ask beside requests.
+
+    Args:
+        start: begins to receive, if that is not so. refusal: why nothing is taken any more, if that is so.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        replies: Replies,
+        table: RequestTable,
+        flow: Flow,
+        weights: Weights,
+        start: Callable[[], None],
+        refusal: Callable[[], str | None],
+    ) -> None:
+        self.weights = weights
+        self._sender = sender
+        self._replies = replies
+        self._table = table
+        self._flow = flow
+        self._start = start
+        self._refusal = refusal
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()  # membership only
+
+    @property
+    def is_paused(self) -> bool:
+        return self._flow.mode is not None
+
+    async def pause_generation(self, mode: PauseMode = "abort") -> int:
+        """Let no new request begin; returns how many are under way when everything stands still.
+
+        Args:
+            mode: abort ends what is under way, with the text so far; retract sends it back to the queue without its
+                KV, in_place keeps it where it is: both go on after `continue_generation` as if nothing had been.
+
+        Raises:
+            BadRequest: another mode. Unavailable: the engine is gone.
+        """
+        if mode not in PAUSE_MODES:
+            raise BadRequest(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", param="mode")
+        held: int = await self._whole(self._pause(mode))
+        return held
+
+    async def continue_generation(self) -> None:
+        """End the pause; harmless if there is none."""
+        await self._whole(self._continue())
+
+    async def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        *,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
+        weight_version: str | None = None,
+    ) -> UpdateWeightFromDiskReqOutput:
+        """Run with the weights at `model_path` from now on, a model of the same shapes; returns what was done.
+
+        Requests under way are waited for (or ended, with `abort_all_requests`), new ones wait. In a pause they stand
+        still and go on with the new weights. If anything is wrong the old weights stay, whole.
+
+        Args:
+            model_path: as the engine takes it. load_format: auto or safetensors.
+            flush_cache: drop what the old weights computed; refused while paused requests hold some.
+            weight_version: name of the new weights in answers; None: the name stays.
+
+        Raises:
+            BadRequest: they cannot be loaded, do not fit, or the cache cannot be flushed.
+        """
+        if load_format is not None and load_format not in LOAD_FORMATS:
+            raise BadRequest(
+                f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}",
+                param="load_format",
+            )
+        question = UpdateWeightFromDiskReqInput(
+            id=new_rid(),
+            model_path=model_path,
+            weight_version=self.weights.version if weight_version is None else weight_version,
+            flush_cache=flush_cache,
+        )
+        reply: UpdateWeightFromDiskReqOutput = await self._whole(self._update(question, abort_all_requests))
+        return reply
+
+    async def start_profile(
+        self,
+        output_dir: str | None = None,
+        num_steps: int | None = None,
+        activities: list[Activity] | None = None,
+        *,
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        profile_id: str | None = None,
+    ) -> str:
+        """Let torch's profiler watch the scheduler's process; returns the path of the trace to come.
+
+        Raises:
+            BadRequest: a profile is under way, or it cannot be made this way.
+        """
+        if num_steps is not None and num_steps < 1:
+            raise BadRequest(f"num_steps must be at least 1, got {num_steps}", param="num_steps")
+        question = StartProfileReqInput(
+            id=new_rid(), output_dir=output_dir, num_steps=num_steps,
+            activities=tuple(activities) if activities else None, with_stack=with_stack,
+            record_shapes=record_shapes, profile_id=profile_id,
+        )  # fmt: skip
+        reply = await self._ask(question)
+        assert isinstance(reply, ProfileReqOutput)
+        return reply.path
+
+    async def stop_profile(self) -> str:
+        """End the profile; returns the path of the trace. Raises BadRequest if none is under way."""
+        reply = await self._ask(StopProfileReqInput(id=new_rid()), LOAD_TIMEOUT_S)
+        assert isinstance(reply, ProfileReqOutput)
+        return reply.path
+
+    async def slow_down(self, forward_sleep_time: float | None) -> None:
+        """Put off each forward by so many seconds; None: no more."""
+        await self._ask(SlowDownReqInput(id=new_rid(), forward_sleep_time=forward_sleep_time))
+
+    async def get_load(self) -> Load:
+        self._start()
+        self._check_alive()
+        reply = await self._replies.ask(GetLoadsReqInput(id=new_rid()), ANSWER_TIMEOUT_S)
+        assert isinstance(reply, GetLoadsReqOutput)
+        return reply.load
+
+    async def update_weight_version(self, new_version: str, abort_all_requests: bool = False) -> None:
+        """Name the weights otherwise, without changing them."""
+        if abort_all_requests:
+            self._table.abort_all(ABORTED_FOR_WEIGHTS)
+        self.weights.version = new_version
+
+    def release(self) -> None:
+        """End a pause without waiting: the engine is about to end, and what runs may do so before."""
+        if self.is_paused:
+            self._flow.go_on()
+            with suppress(Unavailable):  # it is gone, and nobody waits for it
+                self._sender.send(ContinueGenerationReqInput(id=""))
+
+    # ------------------------------------------------------------ inside
+
+    async def _whole(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do all of it, also when the caller stops waiting."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _pause(self, mode: PauseMode) -> int:
+        self._check_alive()
+        self._flow.pause(mode)
+        if mode == "abort":
+            self._table.abort_all(ABORTED_BY_PAUSE)
+            await self._flow.all_left(mode)
+            self._check_alive()
+            return 0
+        async with self._one_at_a_time:
+            reply = await self._ask(PauseGenerationReqInput(id=new_rid(), mode=mode))
+        assert isinstance(reply, PauseGenerationReqOutput)
+        return reply.requests
+
+    async def _continue(self) -> None:
+        async with self._one_at_a_time:
+            await self._ask(ContinueGenerationReqInput(id=new_rid()))
+            self._flow.go_on()
+
+    async def _update(
+        self, question: UpdateWeightFromDiskReqInput, abort_all: bool
+    ) -> UpdateWeightFromDiskReqOutput:
+        self._check_alive()
+        if abort_all:
+            self._table.abort_all(ABORTED_FOR_WEIGHTS)
+        async with self._flow.changing_weights(), self._one_at_a_time:
+            reply = await self._ask(question, LOAD_TIMEOUT_S)
+            assert isinstance(reply, UpdateWeightFromDiskReqOutput)
+            self.weights.model_path, self.weights.version = question.model_path, question.weight_version
+            for rid, tokens in reply.progress.items():
+                if (state := self._table.rid_to_state.get(rid)) is not None:
+                    state.weight_changes.append((tokens, question.weight_version))
+        return reply
+
+    async def _ask(self, question: FlowQuestion, timeout: float = ANSWER_TIMEOUT_S) -> ControlReqOutput:
+        """The scheduler's answer. Raises what it refused, Unavailable if it is gone or silent."""
+        self._start()
+        self._check_alive()
+        reply = await self._replies.ask(question, timeout)
+        assert isinstance(reply, ControlReqOutput)
+        if not reply.success:
+            raise from_status(reply.status, reply.message, param=reply.param)
+        return reply
+
+    def _check_alive(self) -> None:
+        if (why := self._refusal()) is not None:
+            raise Unavailable(why)

@@ -1,0 +1,113 @@
+"""Profiler: torch's profiler over the scheduler's process, all threads of it; a Chrome trace when it ends.
+
+Mirrors SGLang's profiler mixin of the scheduler. Simplified: one rank; no stages, no memory snapshots. Every forward
+is a span of the scheduler's thread, named by its batch, so that a trace shows something on a device without torch too.
+Imports: batch, errors, worker.protocol, torch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.errors import BadRequest
+from sgviz.worker.protocol import Launch
+
+DIR_VARIABLE = "SGVIZ_TORCH_PROFILER_DIR"
+ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
+NAME_CHARS = "-_."  # beside letters and digits
+
+
+class Profiler:
+    """One profile, from `start` to `stop`.
+
+    Args:
+        output_dir: made if it is not there; None: $SGVIZ_TORCH_PROFILER_DIR, else the system's folder for such files.
+        num_steps: forwards after which it ends by itself; None: it does not.
+        activities: CPU, GPU; None: all there are.
+        profile_id: beginning of the file's name; None: the time.
+
+    Raises:
+        BadRequest: the folder cannot be written, or the activity cannot be had here.
+    """
+
+    def __init__(
+        self,
+        *,
+        output_dir: str | None,
+        num_steps: int | None,
+        activities: Sequence[str] | None,
+        with_stack: bool,
+        record_shapes: bool,
+        profile_id: str | None,
+    ) -> None:
+        kinds = activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
+        if "GPU" in kinds and not torch.cuda.is_available():
+            raise BadRequest("activities: GPU needs a GPU, and torch finds none here", param="activities")
+        self.path = _writable(output_dir) / f"{_name(profile_id)}-TP-0.trace.json.gz"
+        self._left = num_steps
+        self._newest: Launch | None = None
+        self._profile = profile(
+            activities=[ACTIVITIES[kind] for kind in kinds],
+            with_stack=with_stack,
+            record_shapes=record_shapes,
+            # the forwards run in threads of their own
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """The forwards it was to see are over."""
+        return self._left == 0 and self._newest is not None and self._newest.done()
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def around(self, batch: ScheduleBatch, launch: Callable[[], Launch]) -> Launch:
+        """Make a span of the launch of `batch`, and count it."""
+        with record_function(f"launch #{batch.bid} {batch.forward_mode.value}[{len(batch.reqs)}]"):
+            launched = launch()
+        if self._left:
+            self._left, self._newest = self._left - 1, launched
+        return launched
+
+    def stop(self) -> None:
+        """End it and write the file, whole or not at all. Raises OSError if it cannot be written."""
+        self._profile.stop()
+        part = self.path.with_name(f".{self.path.name}")  # the suffix says that it is packed
+        self._profile.export_chrome_trace(str(part))
+        os.replace(part, self.path)
+
+
+def _name(profile_id: str | None) -> str:
+    name = profile_id if profile_id is not None else f"{time.time():.6f}"
+    if (
+        not name
+        or name.startswith(".")
+        or not all(c.isascii() and (c.isalnum() or c in NAME_CHARS) for c in name)
+    ):
+        raise BadRequest(
+            f"profile_id must be made of letters, digits, - _ and . (not first), got {name!r}",
+            param="profile_id",
+        )
+    return name
+
+
+def _writable(output_dir: str | None) -> Path:
+    """The folder, made if need be, in which a file can be made."""
+    folder = Path(output_dir or os.environ.get(DIR_VARIABLE) or tempfile.gettempdir()).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise BadRequest(
+            f"output_dir {str(folder)!r} cannot be written: {error}", param="output_dir"
+        ) from None
