@@ -50,6 +50,20 @@ class PortArgs(msgspec.Struct, frozen=True, kw_only=True):
             folder = tempfile.TemporaryDirectory(prefix="sgviz-", dir=SHORT_FOLDER)
         return cls._under(f"ipc://{folder.name}/"), folder
 
+    def for_worker(self, number: int) -> PortArgs:
+        """Those of a tokenizer worker, to which the main process's router is scheduler and detokenizer."""
+        base = self.tokenizer_ipc_name.removesuffix("-tokenizer")
+        return msgspec.structs.replace(
+            self,
+            scheduler_input_ipc_name=f"{base}-w{number}-in",
+            tokenizer_ipc_name=f"{base}-w{number}-out",
+        )
+
+    @property
+    def main_path(self) -> str:
+        """Where the main process's app listens for its tokenizer workers: a file beside the sockets."""
+        return self.tokenizer_ipc_name.removeprefix("ipc://").removesuffix("-tokenizer") + "-http"
+
     @classmethod
     def _under(cls, base: str) -> PortArgs:
         name = uuid.uuid4().hex[:12]

@@ -44,3 +44,11 @@ def without_a_tensor(folder: Path) -> Path:
     del tensors["model.norm.weight"]
     save_file(tensors, folder / WEIGHTS)
     return folder
+
+
+def of_integers(folder: Path) -> Path:
+    """Every tensor is there and has its shape, but none holds weights."""
+    copied(folder)
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: tensor.to(torch.int64) for name, tensor in tensors.items()}, folder / WEIGHTS)
+    return folder

@@ -18,5 +18,16 @@ class OnlyThese:
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
         barred = torch.full(logits.shape, -torch.inf)  # [rows, vocab], on the CPU, where indices are checked
         for row, param in enumerate(params):
-            barred[row, param["ids"]] = 0.0  # no `ids`, or one out of range, ends this request with the error
+            barred[row, _ids(param, logits.shape[1])] = 0.0
         return logits + barred.to(logits.device)
+
+
+def _ids(param: dict[str, Any], vocab: int) -> list[int]:
+    """A ValueError is answered with status 400 and its text; any other error is the processor's own: 500."""
+    ids = param.get("ids")
+    if not isinstance(ids, list) or not ids:
+        raise ValueError(f"ids must be a list of token ids, got {ids!r}")
+    bad = next((each for each in ids if type(each) is not int or not 0 <= each < vocab), None)
+    if bad is not None:
+        raise ValueError(f"ids must be integers from 0 to {vocab - 1}, got {bad!r}")
+    return ids

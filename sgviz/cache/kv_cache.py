@@ -19,6 +19,7 @@ from sgviz.cache.allocator import PagedTokenAllocator
 from sgviz.cache.errors import CacheCorrupt, CacheMisuse, OutOfMemory
 from sgviz.cache.ledger import Ledger, audit
 from sgviz.cache.radix_cache import RadixCache
+from sgviz.cache.releasable import Releasable
 from sgviz.cache.req_kv import NO_ROW, HoldsKv, ReqKvInfo, Slots, no_slots
 from sgviz.cache.req_to_token_pool import ReqToTokenPool
 from sgviz.cache.tree_node import Ids, Match, TreeNode, as_bytes, as_ids
@@ -87,15 +88,10 @@ class KVCache:
 
     def releasable(self, reqs: Sequence[HoldsKv]) -> int:
         """By how many tokens `room` would grow if all of `reqs` gave up what they hold; changes nothing."""
-        tokens, locks = 0, dict[int, int]()
+        count = Releasable(self.page_size)
         for req in reqs:
-            kv = req.kv
-            if kv.req_pool_idx != NO_ROW:
-                tokens += -(-(kv.allocated - kv.protected) // self.page_size) * self.page_size
-            for node in kv.node.path() if kv.node is not None else ():
-                locks[node.id] = locks.get(node.id, 0) + 1
-                tokens += len(node.key) if locks[node.id] == node.lock_ref else 0
-        return tokens
+            count.add(req)
+        return count.tokens
 
     def ledger(self) -> Ledger:
         return Ledger(

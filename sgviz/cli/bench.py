@@ -219,14 +219,18 @@ def _url(args: argparse.Namespace) -> str:
 
 async def _wait_ready(client: Client, seconds: float) -> None:
     """Ask for the models until somebody answers."""
-    deadline = time.monotonic() + seconds
+    begun, told = time.monotonic(), False
     while True:
         try:
             await client.get("/v1/models")
             return
-        except Unavailable:
-            if time.monotonic() > deadline:
+        except Unavailable as error:
+            # another certificate will not come by waiting
+            if time.monotonic() > begun + seconds or "CERTIFICATE" in str(error):
                 raise
+            if not told:
+                print(f"{error}; trying again for {seconds:.0f} s", file=sys.stderr)
+                told = True
             await asyncio.sleep(READY_POLL_S)
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from sgviz.cli.bench_answers import Measured, Tokens
 from sgviz.cli.bench_backends import Backend, Options, Prompt
+from sgviz.cli.client import trusted
 from sgviz.errors import SgvizError, Unavailable
 from sgviz.workload import Request, Workload
 
@@ -37,7 +38,7 @@ class Client:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx2.AsyncClient(
-            base_url=base_url, headers=headers, timeout=None, limits=limits, trust_env=False
+            base_url=base_url, headers=headers, timeout=None, limits=limits, trust_env=False, verify=trusted()
         )
 
     def ask_with(self, options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Settings from a YAML file (`sgviz serve --config file.yaml`): one key a setting, `-` and `_` alike.
+"""Settings from a YAML file (`sgviz serve --config file.yaml`): one key a flag (without its dashes), `-` and `_` alike.
 
 What stands on the command line wins. Mirrors SGLang's `--config`; here an error names file and line.
 Imports: config, errors.
@@ -6,7 +6,9 @@ Imports: config, errors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -14,6 +16,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, suggest
 
+NO_OPPOSITES: Mapping[str, str] = MappingProxyType({})
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -31,19 +34,26 @@ class ConfigFile:
         return error if line is None else ConfigError(f"{self.path}, line {line}: {error}", param=error.param)
 
 
-def read_config(path: str) -> ConfigFile:
+def read_config(path: str, opposites: Mapping[str, str] = NO_OPPOSITES) -> ConfigFile:
     """The settings of the file; their values are checked with those of the command line.
+
+    Args:
+        opposites: names that may stand for the negation of a setting, and that setting.
 
     Raises:
         ConfigError: the file cannot be read, is no YAML mapping of names to plain values, or has a name that no
             setting has, or one twice.
     """
     found = ConfigFile(path, {}, {})
-    known = list(Settings().flat())
+    known = [*Settings().flat(), *opposites]
     for key, value, line in _entries(path):
         name = key.replace("-", "_")
         if name not in known:
             raise _fault(path, line, f"unknown setting {key!r}{suggest(name, known)}")
+        if name in opposites:
+            if not isinstance(value, bool):
+                raise _fault(path, line, f"setting {key}: it must be true or false, got {value!r}", name)
+            name, value = opposites[name], not value
         if name in found.values:
             raise _fault(path, line, f"{key!r} stands on line {found.lines[name]} already")
         if not isinstance(value, PLAIN):

@@ -136,11 +136,17 @@ def settings_from(namespace: argparse.Namespace, **preset: object) -> Settings:
 def _build(path: str | None, preset: dict[str, object], given: dict[str, object]) -> Settings:
     if path is None:
         return Settings.build(**{**preset, **given})
-    file = read_config(path)
+    file = read_config(path, _opposites())
     try:
         return Settings.build(**{**preset, **file.values, **given})
     except ConfigError as error:
         raise (error if error.param in given else file.explained(error)) from None
+
+
+def _opposites() -> dict[str, str]:
+    """The settings that have a flag to switch them off, by what that flag is called in a file."""
+    named = {option.opposite: option.name for option in options()}
+    return {flag[2:].replace("-", "_"): name for flag, name in named.items() if flag is not None}
 
 
 def _option(group: str, field: msgspec.structs.FieldInfo, hint: Any) -> Option:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     signals = Signals()
     check_address(settings.serve.host, settings.serve.port)
     check_tls(settings.http)
-    engine = Engine.from_settings(settings, mode="processes")
+    engine = Engine.from_settings(settings, mode="processes", by_workers=True)
     try:
         server = engine.serve()
         _say_ready(engine, server.url, time.monotonic() - started)

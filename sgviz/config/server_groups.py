@@ -43,6 +43,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["deepseek-r1", "qwen3", "qwen3-thinking"] | None,
         field_meta("Format of the model's thoughts; default: they are not told from the answer.", "SGLang"),
     ] = None
+    tokenizer_worker_num: Annotated[
+        int,
+        field_meta(
+            "Processes that take HTTP requests and tokenize, on one port (sgviz serve only).",
+            "SGLang",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     skip_server_warmup: Annotated[
         bool, field_meta("Report ready without a first small generation.", "SGLang")
     ] = False
@@ -69,7 +78,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     read_timeout: Annotated[
         float,
         field_meta(
-            "Seconds a client may take to send a request's head, and between two pieces of its body (408).",
+            "Seconds a client may take to send a request's head, and its whole body, which gets one more for every "
+            "KiB that has come (408).",
             "ours",
             gt=0.0,
         ),

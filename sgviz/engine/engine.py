@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -20,9 +20,11 @@ from sgviz.config import Settings
 from sgviz.debugger import Debugger, EngineLink
 from sgviz.debugger.debugger import TIMEOUT_S
 from sgviz.engine.chat import ChatReply, chat_body
+from sgviz.engine.given import Mode, check_mode, check_options, settings_of
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, embedding_request, native_request
 from sgviz.engine.newest import Newest
+from sgviz.engine.worker_face import check_no_workers
 from sgviz.errors import ConfigError, Unavailable
 from sgviz.launch.components import tell_started
 from sgviz.launch.live_recording import recording_of
@@ -31,12 +33,12 @@ from sgviz.messages.debug import LEASE_S
 from sgviz.messages.flow import Load, PauseMode
 from sgviz.recording import Recording
 from sgviz.scheduler.policy import SchedulePolicy
-from sgviz.scheduler.user_policy import check_policy
 from sgviz.tokenizer_manager import Output
 
 T = TypeVar("T")
-Mode = Literal["threads", "processes"]
 LAST_PORT = 65535
+UPDATE_OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
+PROFILE_OPTIONS = ("activities", "with_stack", "record_shapes", "profile_id")
 
 
 class Engine:
@@ -67,17 +69,24 @@ class Engine:
     ) -> None:
         policy = None if isinstance(schedule_policy, str) else schedule_policy
         given = {"model": model, "event_loop": event_loop, "schedule_policy": schedule_policy, **settings}
-        self._start(settings_of(given), mode, policy)
+        whole = settings_of(given)
+        check_no_workers(whole)
+        self._start(whole, mode, policy)
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, mode: Mode = "threads") -> Engine:
-        """An engine from a whole Settings object, as the command line makes it."""
+    def from_settings(cls, settings: Settings, *, mode: Mode = "threads", by_workers: bool = False) -> Engine:
+        """An engine from a whole Settings object, as the command line makes it.
+
+        `by_workers`: it is there to be served, by tokenizer workers if so set.
+        """
         engine = cls.__new__(cls)
+        if not by_workers:
+            check_no_workers(settings)
         engine._start(settings, mode, None)
         return engine
 
     def _start(self, settings: Settings, mode: Mode, policy: SchedulePolicy | None) -> None:
-        _check_mode(mode, policy)
+        check_mode(mode, policy)
         self.settings, self.mode = settings, mode
         self._closed = False
         self.pipeline = Pipeline(settings, mode, policy)
@@ -133,7 +142,7 @@ class Engine:
         """Vectors of length 1, SGLang-shaped: `{"embedding", "meta_info"}` for a prompt, a list for a list.
 
         Args:
-            options: input_ids in place of `prompt`; rid, dimensions, extra_key.
+            options: input_ids in place of `prompt`; rid, dimensions, extra_key, priority.
         """
         return self._call(self.async_encode(prompt, **options))
 
@@ -237,8 +246,13 @@ class Engine:
 
         `options`: flush_cache (True), abort_all_requests (False), weight_version (stays).
         """
+        check_options("update_weights_from_disk", options, UPDATE_OPTIONS)
         control = self.pipeline.manager.control
         return self._call(control.update_weights_from_disk(model_path, load_format, **options)).message
+
+    def update_weight_version(self, new_version: str, abort_all_requests: bool = True) -> None:
+        """Name the weights otherwise in answers; requests under way end before that, or else tell where it changed."""
+        self._call(self.pipeline.manager.control.update_weight_version(new_version, abort_all_requests))
 
     def start_profile(
         self, output_dir: str | None = None, num_steps: int | None = None, **options: Any
@@ -247,11 +261,16 @@ class Engine:
 
         `options`: activities (all there are), with_stack, record_shapes (False), profile_id (the time).
         """
+        check_options("start_profile", options, PROFILE_OPTIONS)
         return self._call(self.pipeline.manager.control.start_profile(output_dir, num_steps, **options))
 
     def stop_profile(self) -> str:
         """End the profile; returns where its trace is. BadRequest if there is none."""
         return self._call(self.pipeline.manager.control.stop_profile())
+
+    def slow_down(self, forward_sleep_time: float | None) -> None:
+        """Put off each forward by so many seconds, to see what a slower device would do; None: no more."""
+        self._call(self.pipeline.manager.control.slow_down(forward_sleep_time))
 
     def get_load(self) -> Load:
         """How busy the scheduler is."""
@@ -347,34 +366,6 @@ def _raised(item: Any) -> Output:
         raise item
     output: Output = item
     return output
-
-
-def _check_mode(mode: str, policy: object) -> None:
-    if mode not in ("threads", "processes"):
-        raise ConfigError(f"mode {mode!r} is not one of threads, processes")
-    if policy is None:
-        return
-    if mode == "processes":
-        raise ConfigError(
-            "a policy given as an object works in mode='threads' only: the scheduler is another process; "
-            "name it instead (module:Class or file.py:Class)"
-        )
-    check_policy(policy, getattr(policy, "__name__", type(policy).__name__))
-
-
-def settings_of(given: Mapping[str, object]) -> Settings:
-    """The Settings that `Engine(**given)` runs with; a policy given as an object is left out."""
-    flat = dict(given)
-    event_loop, model = flat.pop("event_loop", None), flat.pop("model", None)
-    if event_loop not in (None, "normal", "overlap"):
-        raise ConfigError(f"event_loop {event_loop!r} is not one of normal, overlap", param="event_loop")
-    if event_loop is not None:
-        flat["disable_overlap_schedule"] = event_loop == "normal"
-    if model is not None:
-        flat.setdefault("model_path", model)
-    if not isinstance(flat.get("schedule_policy", ""), str):
-        del flat["schedule_policy"]
-    return Settings.build(**flat)
 
 
 def _recording_of(pipeline: Pipeline) -> Recording:

@@ -5,35 +5,34 @@ Imports: launch, serving, model (facts only).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import httpx2
 from fastapi import FastAPI
 
-from sgviz import __version__
 from sgviz.config import Settings
 from sgviz.debugger import debug_mount
-from sgviz.errors import from_status
+from sgviz.engine.worker_face import AllLogs, WorkerFace, count_of_workers
+from sgviz.errors import ConfigError, from_status
+from sgviz.launch.http_parts import keys_of, serving_context
 from sgviz.launch.pipeline import Pipeline
-from sgviz.model.model_config import read_json
 from sgviz.observe import ViewDesk, live_mount, observe_mount
 from sgviz.recording import Recording
 from sgviz.serving.app import create_app
-from sgviz.serving.context import Keys, ModelFacts, ServingContext
-from sgviz.serving.custom_labels import CustomLabels
+from sgviz.serving.context import Keys, ServingContext
 from sgviz.serving.server import ServerHandle
 
 IN_PROCESS_URL = "http://engine"
 SERVER_STOP_S = 1.0  # after the requests have drained, for the last bytes
-DEFAULT_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Message = dict[str, Any]
 
 
 class Server:
     """A served engine. `url` takes OpenAI clients (their base_url is `url + "/v1"`)."""
 
-    def __init__(self, pipeline: Pipeline, handle: ServerHandle) -> None:
+    def __init__(self, pipeline: Pipeline, handle: ServerHandle | WorkerFace) -> None:
         self._pipeline, self._handle = pipeline, handle
         self.engine: object = None
 
@@ -60,7 +59,7 @@ class HttpFace:
         self._pipeline = pipeline
         self._recording = recording
         self._settings: Settings = pipeline.settings
-        self._servers: list[ServerHandle] = []
+        self._servers: list[ServerHandle | WorkerFace] = []
         self._app: FastAPI | None = None
         self._lifespan: Any = None
 
@@ -68,8 +67,14 @@ class HttpFace:
         """Open a port. StartupError if it is taken."""
         serve = self._settings.serve
         app = create_app(self._context())
-        port = serve.port if port is None else port
-        handle = await ServerHandle.start(app, host or serve.host, port, self._settings.http)
+        host, port = host or serve.host, serve.port if port is None else port
+        handle: ServerHandle | WorkerFace
+        if self._pipeline.router is None:
+            handle = await ServerHandle.start(app, host, port, self._settings.http)
+        elif self._servers:
+            raise ConfigError("tokenizer workers serve one port, and that is open already", param="port")
+        else:
+            handle = await WorkerFace.start(self._pipeline, app, host, port)
         self._servers.append(handle)
         return Server(self._pipeline, handle)
 
@@ -104,30 +109,20 @@ class HttpFace:
         return self._app
 
     def _context(self) -> ServingContext:
-        pipeline, serve, observe = self._pipeline, self._settings.serve, self._settings.observe
-        keys = Keys(api_key=serve.api_key, admin_api_key=serve.admin_api_key)
-        return ServingContext(
-            tokenizer_manager=pipeline.manager,
+        pipeline = self._pipeline
+        return serving_context(
+            self._settings,
+            pipeline.infos["scheduler"],
+            pipeline.model_dir,
+            manager=pipeline.manager,
             tokenizer=pipeline.tokenizer,
             templates=pipeline.templates,
-            facts=self._facts(),
             trace=pipeline.http_trace,
             status=pipeline.status,
-            settings=self._settings.public(),
-            keys=keys,
-            enable_cache_report=serve.enable_cache_report,
-            default_include_usage=serve.stream_response_default_include_usage,
-            tool_call_parser=serve.tool_call_parser,
-            reasoning_parser=serve.reasoning_parser,
-            health_timeout=self._settings.http.health_timeout,
-            http=self._settings.http,
-            request_log=pipeline.request_log,
-            custom_labels=CustomLabels(
-                header=observe.tokenizer_metrics_custom_labels_header, allowed=observe.allowed_labels
-            ),
+            request_log=pipeline.request_log if pipeline.router is None else AllLogs(pipeline),
             mounts=[
-                *self._observe(keys),
-                *([debug_mount(pipeline.manager)] if serve.enable_debugger else []),
+                *self._observe(keys_of(self._settings)),
+                *([debug_mount(pipeline.manager)] if self._settings.serve.enable_debugger else []),
             ],
         )
 
@@ -136,26 +131,5 @@ class HttpFace:
         desk = ViewDesk(pipeline.ring, self._recording, pipeline.tokenizer)
         page = live_mount(desk, keys, f"sgviz: {name}", debuggable=self._settings.serve.enable_debugger)
         allowed = self._settings.observe.allowed_labels
-        return [observe_mount(pipeline.ring, self._recording, name, desk, allowed), page]
-
-    def _facts(self) -> ModelFacts:
-        info, model = self._pipeline.infos["scheduler"], self._settings.model
-        return ModelFacts(
-            served_model_name=self._settings.served_model_name,
-            model_path=model.model_path,
-            tokenizer_path=model.tokenizer_path or model.model_path,
-            context_len=info.context_len,
-            vocab_size=info.vocab_size,
-            eos_token_ids=info.eos_token_ids,
-            version=__version__,
-            default_sampling=_default_sampling(self._pipeline),
-            is_generation=info.is_generation,
-            embedding=info.embedding,
-        )
-
-
-def _default_sampling(pipeline: Pipeline) -> dict[str, float]:
-    """Sampling defaults of the model's generation_config.json, where it has one."""
-    path = pipeline.model_dir / "generation_config.json"
-    config = read_json(path) if path.exists() else {}
-    return {name: config[name] for name in DEFAULT_SAMPLING if isinstance(config.get(name), (int, float))}  # type: ignore[misc]
+        counted = functools.partial(count_of_workers, pipeline.router)
+        return [observe_mount(pipeline.ring, self._recording, name, desk, allowed, counted), page]

@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from sgviz.errors import BadRequest, SgvizError, suggest
+from sgviz.engine.given import check_options
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import Tracer
 from sgviz.events.schema import ResponseFinished
 from sgviz.messages import EmbeddingReqInput, GenerateReqInput, SamplingParams
@@ -21,6 +22,7 @@ from sgviz.messages.sampling import DEFAULT_NEW_TOKENS
 from sgviz.messages.session import session_params_of
 from sgviz.serving.arrivals import Arrival, tell_converted, tell_received, text_chars
 from sgviz.serving.sampling import native_sampling
+from sgviz.serving.vector_base import refuse_aborted
 from sgviz.tokenizer_manager import Output, TokenizerManager, raise_failure
 
 OPTIONS = (
@@ -37,7 +39,7 @@ OPTIONS = (
     "session_params",
 )
 PATH, ENCODE_PATH = "Engine.generate", "Engine.encode"
-ENCODE_OPTIONS = ("rid", "dimensions", "extra_key")
+ENCODE_OPTIONS = ("rid", "dimensions", "extra_key", "priority")
 CALLER_GONE = 499
 MAX_SHOWN = 80
 END = object()  # the last thing that `pump` puts
@@ -57,12 +59,7 @@ def native_request(
     Raises:
         BadRequest: an option is unknown, or a prompt or a rid is not what it must be.
     """
-    unknown = next((name for name in options if name not in OPTIONS), None)
-    if unknown is not None:
-        hint = suggest(unknown, OPTIONS)
-        raise BadRequest(
-            f"generate: unknown option {unknown!r}{hint}; allowed are {', '.join(OPTIONS)}", param=unknown
-        )
+    check_options("generate", options, OPTIONS)
     for each in sampling_params if isinstance(sampling_params, list) else [sampling_params or {}]:
         if not isinstance(each, dict):
             raise BadRequest(
@@ -92,13 +89,7 @@ def embedding_request(
     prompt: str | list[str] | None, *, input_ids: list[int] | list[list[int]] | None = None, **options: Any
 ) -> EmbeddingReqInput:
     """An EmbeddingReqInput from the arguments of `Engine.encode`. Raises BadRequest as `native_request` does."""
-    unknown = next((name for name in options if name not in ENCODE_OPTIONS), None)
-    if unknown is not None:
-        hint = suggest(unknown, ENCODE_OPTIONS)
-        raise BadRequest(
-            f"encode: unknown option {unknown!r}{hint}; allowed are {', '.join(ENCODE_OPTIONS)}",
-            param=unknown,
-        )
+    check_options("encode", options, ENCODE_OPTIONS)
     _check_prompt(prompt, input_ids)
     obj = EmbeddingReqInput(text=prompt, input_ids=input_ids, **options)
     obj.rid = _settle_rid(obj)
@@ -144,6 +135,8 @@ class PythonCalls:
                 async for item in items:
                     rids.update(dict.fromkeys(_ids(item)))
                     raise_failure(item)
+                    if isinstance(obj, EmbeddingReqInput):
+                        refuse_aborted(item if isinstance(item, list) else [item])
                     if not obj.stream:
                         status = 200  # its caller reads no further
                     yield item

@@ -107,9 +107,15 @@ def _run(boot: BootMessage, report: Report) -> None:
         tokenizer_dir=boot.tokenizer_dir,
         mode="processes",
         give_up=report.stuck,
+        worker=boot.worker,
     )
     try:
-        COMPONENTS[boot.component](component, report.ready)
+        if boot.worker is None:
+            COMPONENTS[boot.component](component, report.ready)
+        else:
+            from sgviz.launch.tokenizer_worker import run_tokenizer_worker  # it brings the HTTP server along
+
+            run_tokenizer_worker(component, report.ready)
     finally:
         context.destroy(linger=500)
 

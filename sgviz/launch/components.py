@@ -19,7 +19,7 @@ from sgviz.config import Settings
 from sgviz.detokenizer_manager import DetokenizerManager
 from sgviz.events import BufferSink, Sink, Tracer, WallClock, schema
 from sgviz.grammar import make_compiler
-from sgviz.launch.messages import InitInfo
+from sgviz.launch.messages import InitInfo, WorkerBoot
 from sgviz.launch.watchdog import Progress, Watchdog
 from sgviz.messages import ToDetokenizer, ToScheduler
 from sgviz.messages.flow import StartProfileReqInput
@@ -42,6 +42,7 @@ class Context:
         sink: where events go when the component shares the process; None: over the event socket.
         mode: threads or processes.
         predicates: Python breakpoints, where the debugger shares the process.
+        worker: of a tokenizer worker, what else it needs.
     """
 
     settings: Settings
@@ -53,6 +54,7 @@ class Context:
     sink: Sink | None = None
     policy: SchedulePolicy | None = None
     predicates: LocalPredicates | None = None
+    worker: WorkerBoot | None = None
 
 
 def run_scheduler(context: Context, ready: Callable[[InitInfo], None]) -> None:

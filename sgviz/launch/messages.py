@@ -40,6 +40,22 @@ class BootMessage(msgspec.Struct, kw_only=True, frozen=True):
     settings: Settings
     ports: PortArgs
     tokenizer_dir: str
+    worker: WorkerBoot | None = None
+
+
+class WorkerBoot(msgspec.Struct, kw_only=True, frozen=True):
+    """What a tokenizer worker needs beside it.
+
+    Attributes:
+        listener_fd: a bound socket of the shared port, inherited. main_path: where the main process's app listens.
+        scheduler: what that told of itself. model_dir: the model's folder.
+    """
+
+    number: int
+    listener_fd: int
+    main_path: str
+    scheduler: InitInfo
+    model_dir: str
 
 
 class InitInfo(msgspec.Struct, kw_only=True, frozen=True):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -22,7 +23,6 @@ import zmq
 
 from sgviz.channel import AsyncReceiver, PortArgs, Sender
 from sgviz.config import Settings
-from sgviz.config.named_processors import named_processors
 from sgviz.errors import StartupError, Unavailable
 from sgviz.events import RingSink, Tracer
 from sgviz.launch import processes, threads
@@ -30,18 +30,17 @@ from sgviz.launch.components import Context, tell_started
 from sgviz.launch.crash_dump import CrashDump
 from sgviz.launch.ending import end_processes, end_threads
 from sgviz.launch.event_collector import EventCollector
+from sgviz.launch.http_parts import limits_of
 from sgviz.launch.live_recording import configured_of, header_of
 from sgviz.launch.loop_thread import LoopThread
 from sgviz.launch.messages import BootMessage, InitInfo
 from sgviz.launch.processes import ChildProcess
 from sgviz.launch.templates import Templates
 from sgviz.launch.threads import ChildThread, switch_interval
+from sgviz.launch.tokenizer_router import MultiTokenizerRouter
+from sgviz.launch.tokenizer_workers import TokenizerWorkers
 from sgviz.launch.warm_up import warm_up
-from sgviz.messages import (
-    ConfigureTraceReq,
-    ShutdownReq,
-    ToTokenizer,
-)
+from sgviz.messages import ConfigureTraceReq, ShutdownReq, ToTokenizer
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.recording.sink import FileSink
@@ -50,7 +49,7 @@ from sgviz.scheduler.gate import LocalPredicates
 from sgviz.scheduler.policy import SchedulePolicy, make_policy
 from sgviz.serving.context import ServerState, ServerStatus
 from sgviz.serving.server import loop_factory
-from sgviz.tokenizer_manager import Limits, RequestLog, TokenizerManager
+from sgviz.tokenizer_manager import RequestLog, TokenizerManager
 from sgviz.tokenizer_manager.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -69,6 +68,7 @@ class Pipeline:
         ring: the newest events of all components.
         dead: set when a component died although nobody asked it to stop.
         forced: the components that did not leave by themselves at an orderly stop.
+        router: to the tokenizer workers, where there are to be any.
     """
 
     def __init__(self, settings: Settings, mode: str, policy: SchedulePolicy | None = None) -> None:
@@ -78,6 +78,7 @@ class Pipeline:
         self.dead = threading.Event()
         self.infos: dict[str, InitInfo] = {}
         self._tracers: list[Tracer] = []
+        self.router: MultiTokenizerRouter | None = None
         self._stop_lock = threading.Lock()
         self._stopping = self._stopped = False
         self.forced: list[str] = []
@@ -170,6 +171,8 @@ class Pipeline:
         for tracer in self._tracers:
             tracer.on = on
         self._sender.send(ConfigureTraceReq(on=on))
+        if self.router is not None:
+            self.router.set_events(on)
 
     def _start_children(self) -> list[ChildProcess] | list[ChildThread]:
         return self._start_threads() if self.mode == "threads" else self._start_processes()
@@ -209,27 +212,22 @@ class Pipeline:
         return children
 
     def _start_manager(self) -> None:
-        info = self.infos["scheduler"]
-        limits = Limits(
-            context_len=info.context_len,
-            max_req_len=info.max_req_len,
-            max_req_input_len=info.max_req_input_len,
-            max_total_num_tokens=info.max_total_num_tokens,
-            page_size=self.settings.cache.page_size,
-            vocab_size=info.vocab_size,
-            logit_processors=tuple(named_processors(self.settings.model.custom_logit_processors)),
-            embedding=info.embedding,
-            is_generation=info.is_generation,
-        )
+        limits = limits_of(self.settings, self.infos["scheduler"])
 
         async def make() -> TokenizerManager:
             self._receiver: AsyncReceiver[ToTokenizer] = AsyncReceiver(
                 self.zmq, self.ports.tokenizer_ipc_name, ToTokenizer, bind=True
             )
+            if self.settings.serve.tokenizer_worker_num > 1:
+                on_failure = partial(self._on_death, "tokenizer router")
+                self.router = MultiTokenizerRouter(
+                    self.zmq, self.ports, self._receiver, self._sender, on_failure
+                )
+                self.router.events_on = self.trace.on
             manager = TokenizerManager(
                 codec=self.tokenizer,
                 sender=self._sender,
-                receiver=self._receiver,
+                receiver=self.router or self._receiver,
                 trace=self.trace,
                 limits=limits,
                 clock=self.trace.clock,
@@ -237,6 +235,7 @@ class Pipeline:
                 on_failure=partial(self._on_death, "tokenizer_manager"),
                 request_timeout=self.settings.http.request_timeout,
                 request_log=self.request_log,
+                crew=self.router,
             )
             manager.start()
             return manager
@@ -265,6 +264,18 @@ class Pipeline:
 
         warm_up(self.manager, self.loop, self.ports.instance_id, begin)
 
+    async def start_workers(self, listeners: Sequence[socket.socket], main_path: str) -> TokenizerWorkers:
+        """Tokenizer workers that serve a port together; what they do not answer goes to the app at `main_path`.
+
+        Raises:
+            StartupError: one could not start; none is left.
+        """
+        assert self.router is not None
+        workers = TokenizerWorkers(self.settings, self.router, self.tokenizer_dir, self.model_dir)
+        self._exit.callback(self._end_processes, workers.children)
+        self.infos |= await workers.start(listeners, main_path, self.infos["scheduler"], self._on_death)
+        return workers
+
     def header(self, dropped: int = 0) -> Header:
         """Of a recording that begins after so many events."""
         configured = configured_of(self.settings, self.infos["scheduler"])
@@ -290,6 +301,8 @@ class Pipeline:
             self._dump.start(message, self.manager.live_requests())
         self.manager.refuse_new(message)
         self.manager.fail_all(message, 503)
+        if self.router is not None:
+            self.router.fail(message)
 
     # ------------------------------------------------------------------ stop
 
@@ -320,9 +333,11 @@ class Pipeline:
 
     def _drain(self, grace: float) -> None:
         async def drain() -> None:
-            self.manager.refuse_new("the server is shutting down")
+            self.manager.refuse_new(refusal := "the server is shutting down")
             self.manager.debug.release()
             self.manager.control.release()
+            if self.router is not None:
+                await self.router.drained(grace, refusal)
             if self.manager.rid_to_state and not await self.manager.drained(grace):
                 if grace:
                     log.warning("requests did not finish in %.0f s; aborting them", grace)
@@ -348,6 +363,8 @@ class Pipeline:
                 if trace.on:
                     trace.tell_cost()
             self._receiver.close()
+            if self.router is not None:
+                self.router.close()
 
         self.loop.call(end())
 

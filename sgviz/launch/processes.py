@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -35,6 +36,12 @@ from sgviz.launch.messages import (
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+# torch and oneDNN keep a compiled kernel for each length of a batch, 1024 of them: hundreds of MB, of which a server
+# that meets another length with each prompt has nothing
+KEPT_KERNELS = MappingProxyType({"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"})
+# how often OpenMP's threads look for work before they sleep: by default for milliseconds, in which they keep each other
+# from the cores when anything else runs beside them
+SPINS = MappingProxyType({"GOMP_SPINCOUNT": "2000"})
 
 OnDeath = Callable[[str, str], None]  # component, how and why
 MEANINGS = {ExitCode.PARENT_GONE: "its parent had gone", ExitCode.STUCK: "ended by its watchdog"}
@@ -43,7 +50,8 @@ MEANINGS = {ExitCode.PARENT_GONE: "its parent had gone", ExitCode.STUCK: "ended 
 class ChildProcess:
     """One component in an interpreter of its own. It leads a session of its own, so Ctrl-C passes it by."""
 
-    def __init__(self, boot: BootMessage) -> None:
+    def __init__(self, boot: BootMessage, fds: Sequence[int] = ()) -> None:
+        """`fds`: files that it inherits, under their numbers."""
         self.component = boot.component
         read_fd, write_fd = os.pipe()
         self._report = os.fdopen(read_fd, "rb", buffering=0)
@@ -52,7 +60,7 @@ class ChildProcess:
                 [sys.executable, "-m", "sgviz.launch.child", str(write_fd)],
                 stdin=subprocess.PIPE,
                 stdout=_stderr_fd(),
-                pass_fds=(write_fd,),
+                pass_fds=(write_fd, *fds),
                 start_new_session=True,
                 env=_environment(),
             )
@@ -160,10 +168,11 @@ def describe_exit(code: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's, with this very sgviz importable (a checkout need not be installed)."""
+    """The parent's, with this very sgviz importable (a checkout need not be installed), and with bounds where it has
+    none on the kernels that torch keeps and on how long its threads spin."""
     root = str(Path(sgviz.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": root + (os.pathsep + path if path else "")}
+    return {**KEPT_KERNELS, **SPINS, **os.environ, "PYTHONPATH": root + (os.pathsep + path if path else "")}
 
 
 def _stderr_fd() -> int:

@@ -24,7 +24,10 @@ WEIGHT_VERSION = "default"  # of weights that nobody named
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request ended: `stop` (with what matched), `length`, or `abort` (with a message, perhaps a status)."""
+    """Why a request ended: `stop` (with what matched), `length`, or `abort` (with a message, perhaps a status).
+
+    `param`: the field of the request that is at fault, if one is.
+    """
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -32,6 +35,7 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     message: str | None = None
     status_code: int | None = None
     err_type: str | None = None
+    param: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """SGLang's meta_info shape: only the fields of this type."""
@@ -39,9 +43,10 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             return {"type": "stop", "matched": self.matched}
         if self.type == "length":
             return {"type": "length", "length": self.length}
-        return {
+        shape: dict[str, Any] = {
             "type": "abort", "message": self.message, "status_code": self.status_code, "err_type": self.err_type,
         }  # fmt: skip
+        return shape if self.param is None else {**shape, "param": self.param}
 
 
 class GenerateReqInput(msgspec.Struct, kw_only=True):
@@ -176,7 +181,12 @@ def failure_of(reason: Mapping[str, Any] | None) -> SgvizError | None:
     """
     if not reason or reason["type"] != "abort" or not 400 <= (reason.get("status_code") or 0) <= 599:
         return None
-    return from_status(reason["status_code"], reason.get("message") or "aborted", type=reason.get("err_type"))
+    return from_status(
+        reason["status_code"],
+        reason.get("message") or "aborted",
+        param=reason.get("param"),
+        type=reason.get("err_type"),
+    )
 
 
 def new_rid(prefix: str = "") -> str:

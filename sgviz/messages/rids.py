@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from sgviz.errors import BadRequest
 
 HEALTH_CHECK_PREFIX = "HEALTH_CHECK_"  # of the rids of probes; no request may take one
@@ -15,6 +17,12 @@ def check_rid(rid: object) -> None:
     if not rid or rid.startswith(HEALTH_CHECK_PREFIX):
         raise BadRequest(
             f"rid must not be empty nor begin with {HEALTH_CHECK_PREFIX!r}, got {rid!r}", param="rid"
+        )
+    control = next((char for char in rid if unicodedata.category(char) == "Cc"), None)
+    if control is not None:
+        raise BadRequest(
+            f"rid must not hold control characters, got U+{ord(control):04X} at character {rid.index(control)}",
+            param="rid",
         )
     if len(rid) > MAX_RID_CHARS:
         raise BadRequest(f"rid may have at most {MAX_RID_CHARS} characters, got {len(rid)}", param="rid")

@@ -94,14 +94,16 @@ class DecodeGraph:
         return DecodeOutput(tokens, logits, unknown, nan)
 
     def _inputs(self, rows: Tensor, positions: Tensor, locations: Tensor, table: Tensor) -> DecodeInputs:
+        # numpy, as this runs beside the stream: torch would start a second team of threads for a large table
         size, length = table.shape
         padded = -(-length // self._step) * self._step
-        slots = torch.zeros((size, padded), dtype=torch.int64)
-        slots[:, :length] = table
+        slots = np.zeros((size, padded), dtype=np.int64)
+        slots[:, :length] = table.numpy()
         # What lies beyond a row's end may be any slot, but one that is being written could hold anything.
-        slots[torch.arange(padded) > positions[:, None]] = 0
+        slots[np.arange(padded) > positions.numpy()[:, None]] = 0
         starts = torch.arange(0, size * self._heads * padded, padded, dtype=torch.int32)
-        return DecodeInputs(rows, positions, locations, slots, torch.arange(padded), starts)
+        columns = torch.arange(padded)
+        return DecodeInputs(rows, positions, locations, torch.from_numpy(slots), columns, starts)
 
     @torch.inference_mode()
     def _trace(

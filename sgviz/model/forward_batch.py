@@ -80,5 +80,5 @@ class ForwardBatch:
 
 
 def _to(values: npt.NDArray[np.integer], device: torch.device | str) -> Tensor:
-    """An int64 copy on `device`."""
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    """An int64 copy on `device`; numpy copies, since torch would start a team of threads for a large table."""
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)

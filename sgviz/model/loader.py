@@ -143,6 +143,9 @@ def _copy(name: str, tensor: Tensor, place: Place, path: Path) -> None:
     if tensor.shape != target.shape:
         have, need = list(tensor.shape), list(target.shape)
         raise StartupError(f"{path}: tensor {name} has shape {have}; the config asks for {need}")
+    if target.is_floating_point() and not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise StartupError(f"{path}: tensor {name} has dtype {kind}; weights must be floating-point numbers")
     target.copy_(tensor)
 
 

@@ -136,12 +136,14 @@ async def _stream(
         await asyncio.sleep(rest)
         quiet += rest
         if desk.total != told:
-            begin = time.monotonic()
+            begin, news = time.monotonic(), False
             with contextlib.suppress(BadRequest):  # the moment that is looked at fell out of memory
                 told, data = await desk.view(wanted)
+                news = True
+            rest = pause(time.monotonic() - begin)  # what the view took, not what its reader takes
+            if news:
                 quiet = 0.0
                 yield _message(told, data)
-            rest = pause(time.monotonic() - begin)
         if quiet >= BEAT_S:
             quiet = 0.0
             yield b": still here\n\n"

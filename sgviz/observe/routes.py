@@ -18,11 +18,12 @@ from starlette.responses import Response, StreamingResponse
 
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
-from sgviz.observe.http_counts import CountingMiddleware, HttpCounts
+from sgviz.observe.http_counts import HttpCounts
 from sgviz.observe.live import ViewDesk, view_stream
 from sgviz.observe.metrics import Metrics
 from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel
+from sgviz.serving.counting import CountingMiddleware, Counts
 
 PAGE = 256  # events in one message
 POLL_S = 0.1
@@ -37,6 +38,7 @@ def observe_mount(
     model_name: str,
     desk: ViewDesk,
     custom_labels: Sequence[str] = (),
+    also_counted: Callable[[Counts], None] = lambda counts: None,
 ) -> Callable[[FastAPI], None]:
     """What adds the endpoints to an app (`ServingContext.mounts`).
 
@@ -44,9 +46,11 @@ def observe_mount(
         ring: where the events of all components arrive. recording: the live recording over it.
         desk: what folds it for viewers, and knows earlier states.
         custom_labels: labels that requests may bring by header.
+        also_counted: gets the counters of HTTP requests, for those that come in elsewhere.
     """
     measured = Metrics(model_name, custom_labels)
     scrapes, counts = _Scrapes(ring, measured), HttpCounts(measured.series.registry)
+    also_counted(counts)
     live = recording()
     lock = asyncio.Lock()
 

@@ -23,7 +23,10 @@ from sgviz.events.schema import (
     PoolTaken,
     QueueEntered,
     RequestAborted,
+    RequestDispatched,
     RequestFinished,
+    RequestReceived,
+    RequestTokenized,
     RowReturned,
     RowTaken,
     TraceDropped,
@@ -77,7 +80,8 @@ class Auditor:
             TreeLocked: books.locked, CacheFlushed: books.flushed, RowTaken: books.row_taken,
             RowReturned: books.row_returned, QueueEntered: books.entered, OutputStreamed: books.streamed,
             RequestAborted: books.aborted, RequestFinished: books.finished_at_tm, LoopIdle: books.idle,
-            LimitsChanged: books.shrunk,
+            LimitsChanged: books.shrunk, RequestReceived: books.ends.received, RequestTokenized: books.went_on,
+            RequestDispatched: books.went_on,
         }  # fmt: skip
         self._last_seq: dict[str, int] = {}
         self._total = self._audited = 0

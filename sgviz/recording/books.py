@@ -1,6 +1,6 @@
 """The accounts of the audit: who owns each slot, row and lock, and which rule an event breaks.
 
-Imports: events, recording.engine_fold, numpy.
+Imports: events, recording.ends, recording.engine_fold, numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sgviz.events.schema import (
     PoolTaken,
     QueueEntered,
     RequestAborted,
+    RequestDispatched,
     RequestFinished,
+    RequestTokenized,
     RowReturned,
     RowTaken,
     TreeEvicted,
@@ -29,6 +31,7 @@ from sgviz.events.schema import (
     TreeLocked,
     TreeSplit,
 )
+from sgviz.recording.ends import Ends
 from sgviz.recording.engine_fold import ENDS_AT_ONCE
 
 Slots = npt.NDArray[np.int64]
@@ -75,7 +78,7 @@ class Books:
         self.rows: dict[int, str] = {}
         self.live: dict[str, None] = {}
         self.aborting: dict[str, None] = {}
-        self.finished: dict[str, None] = {}
+        self.ends = Ends()
         self.event: Event | None = None
 
     def fault(self, rule: str, detail: str) -> None:
@@ -105,7 +108,7 @@ class Books:
     def move(self, slots: Slots, before: object, after: object, rule: str) -> None:
         """The slots change hands; whoever else has one breaks the rule."""
         owners = self.owner[slots]
-        wrong = owners != before
+        wrong = _are_not(owners, before)
         if wrong.any():
             at = int(wrong.argmax())
             self.fault(rule, f"slot {int(slots[at])} is held by {_who(owners[at])}, not by {_who(before)}")
@@ -250,6 +253,8 @@ class Books:
             self.fault("only a live request comes back to the queue", body.rid)
         if not body.again and body.rid in self.live:
             self.fault("a rid is alive once", body.rid)
+        if not body.again:
+            self.aborting.pop(body.rid, None)  # of an earlier request of that name, which ended in the queue
         self.live[body.rid] = None
 
     def streamed(self, body: OutputStreamed) -> None:
@@ -258,6 +263,8 @@ class Books:
                 self._end(rid)
 
     def aborted(self, body: RequestAborted) -> None:
+        if body.where == "tokenizer":
+            self.went_on(body)
         if body.where == "running" and body.rid not in self.aborting:
             self.aborting[body.rid] = None
         elif body.where in ENDS_AT_ONCE or body.where == "running":
@@ -280,7 +287,15 @@ class Books:
         if row is not None:
             self.fault("an ended request holds no row", f"{rid} holds row {row}")
 
+    def went_on(self, body: RequestTokenized | RequestDispatched | RequestAborted) -> None:
+        """The TokenizerManager did something for a request."""
+        if self.ends.is_over(body.rid):
+            self.fault("nothing is done for a request after its end", f"{body.rid} had ended")
+
     def finished_at_tm(self, body: RequestFinished) -> None:
+        if self.ends.is_over(body.rid):
+            self.fault("a request ends once", f"{body.rid} had ended")
+        self.ends.finished(body)
         if body.rid in self.live and body.reason != "abort":
             self.fault("the client's end follows the scheduler's", f"{body.rid} is still alive there")
 
@@ -302,7 +317,7 @@ class Books:
         owners = self.owner[held]
         strangers = [owner for owner in dict.fromkeys(owners.tolist()) if self._is_stranger(owner)]
         if strangers:
-            count = int((owners == strangers[0]).sum())
+            count = int((~_are_not(owners, strangers[0])).sum())
             self.fault(
                 "only live requests and the tree hold memory", f"{_who(strangers[0])} holds {count} slots"
             )
@@ -311,6 +326,14 @@ class Books:
         if isinstance(owner, str):
             return owner not in self.live and owner not in self.aborting
         return owner not in self.nodes
+
+
+def _are_not(owners: npt.NDArray[np.object_], owner: object) -> npt.NDArray[np.bool_]:
+    """Which of `owners` are somebody else. numpy would make a fixed-width text of a bare str, and cut it at a NUL."""
+    wanted = np.empty((), dtype=object)
+    wanted[()] = owner
+    found: npt.NDArray[np.bool_] = owners != wanted
+    return found
 
 
 def _who(owner: object) -> str:

@@ -51,4 +51,5 @@ def cost_words(table: pd.DataFrame) -> str:
     ]
     silent = [component for component in table.component if component not in set(told.component)]
     rest = f"; not yet told by {', '.join(silent)}, which tell when they are idle" if silent else ""
-    return f"observing cost {told.share.sum():.2%} of the run: {', '.join(parts)}{rest}"
+    total = f" {told.share.sum():.2%} of the run" if not silent else ", as far as it was told"
+    return f"observing cost{total}: {', '.join(parts)}{rest}"

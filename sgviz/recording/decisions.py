@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -22,16 +22,22 @@ from sgviz.events.schema import (
     ChunkCut,
     ChunkSent,
     Event,
+    ForwardsSlowed,
     OutputReceived,
     OutputStreamed,
     PolicyFailed,
     PrefixMatched,
+    ProfileEnded,
+    ProfileStarted,
     QueueEntered,
+    Reason,
     RequestAborted,
     RequestRetracted,
     ScanStopped,
     TextEmitted,
     TokensSampled,
+    WeightsRenamed,
+    WeightsUpdated,
 )
 
 NS_PER_MS = 1e6
@@ -42,6 +48,8 @@ DECISION_COLUMNS = (
 TOKEN_COLUMNS = (
     "rid", "index", "token_id", "bid", "sampled_ms", "streamed_ms", "detokenized_ms", "received_ms", "sent_ms",
 )  # fmt: skip
+
+Operation = ForwardsSlowed | ProfileStarted | ProfileEnded | WeightsUpdated | WeightsRenamed
 
 
 @dataclass(slots=True)
@@ -85,6 +93,11 @@ class _Decisions:
         reason = f"{body.policy}: {body.fault}"
         self.rows.append(_Row(event.t, event.t, event.iteration, "", "policy failed", reason))
 
+    def told(self, event: Event, body: Operation) -> None:
+        """What an operator did."""
+        verdict, reason = _operation(body)
+        self.rows.append(_Row(event.t, event.t, event.iteration, "", verdict, reason))
+
     def admitted(self, event: Event, body: AdmitOk) -> None:
         for key in [key for key in self.open if key[0] == body.rid]:
             del self.open[key]
@@ -115,6 +128,8 @@ class _Decisions:
         elif row.verdict == "not tried":
             row.count, row.last = row.count + 1, event.t
         row.behind = body.behind
+        if body.passed and (body.passed, Reason.OTHER_KIND) not in self.open:
+            self._begin(event, body.passed, "not tried", Reason.OTHER_KIND)
 
     def _begin(self, event: Event, rid: str, verdict: str, reason: str) -> _Row:
         row = _Row(event.t, event.t, event.iteration, rid, verdict, str(reason))
@@ -134,6 +149,19 @@ class _Decisions:
             self.rows.append(_Row(event.t, event.t, event.iteration, body.rid, "aborted", reason))
 
 
+def _operation(body: Operation) -> tuple[str, str]:
+    match body:
+        case ForwardsSlowed():
+            return "slowed down", f"each forward waits {body.sleep_s:g} s"
+        case ProfileStarted():
+            return "profile started", body.path
+        case ProfileEnded():
+            return "profile ended", body.error or body.path
+        case WeightsUpdated():
+            return "weights updated", f"{body.weight_version}: {body.model_path}"
+    return "weights renamed", f"{body.weight_version}, before {body.before}"
+
+
 def _why_back(body: RequestRetracted) -> str:
     if body.paused:
         return "paused"
@@ -144,7 +172,8 @@ def decisions_table(events: Iterable[Event], t0: int) -> pd.DataFrame:
     """One row a verdict of admission; a refusal that repeats is one row with `count`, first and last numbers.
 
     `verdict`: admitted, refused, not tried (planning stopped before it), retracted, aborted, policy failed
-    (`reason` says how). `need`/`have`
+    (`reason` says how); or what an operator did, with no rid: slowed down, profile started, profile ended, weights
+    updated, weights renamed (`reason` says to what). `need`/`have`
     in the unit of the reason (tokens, rows, requests); `holders`: `(rid, amount)`, largest first (of a preempted one:
     for whom it was sent back); `behind`:
     requests that were not tried because of it. Of an admission: `node`, where its cached prefix ends in the
@@ -156,6 +185,7 @@ def decisions_table(events: Iterable[Event], t0: int) -> pd.DataFrame:
         ScanStopped: made.stopped, RequestRetracted: made.retracted,
         PrefixMatched: made.prefix_matched, ChunkCut: made.cut,
         PolicyFailed: made.policy_failed, RequestAborted: made.aborted,
+        **dict.fromkeys(get_args(Operation), made.told),
     }  # fmt: skip
     for event in events:
         handler = handlers.get(type(event.body))

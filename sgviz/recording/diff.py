@@ -20,6 +20,7 @@ from sgviz.events.schema import (
     BatchPlanned,
     Event,
     QueueSorted,
+    Reason,
     RequestAborted,
     RequestRetracted,
     ScanStopped,
@@ -159,6 +160,8 @@ def _decisions(events: Iterable[Event], names: Mapping[str, str]) -> Iterable[tu
             case AdmitRefused():
                 yield ("refuse", called(body.rid), str(body.reason)), event
             case ScanStopped():
+                if body.passed:
+                    yield ("stop", called(body.passed), str(Reason.OTHER_KIND)), event
                 yield ("stop", called(body.rid), str(body.reason)), event
             case QueueSorted():
                 yield ("sort", *(called(rid) for rid, _, _ in body.moves)), event

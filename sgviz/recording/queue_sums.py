@@ -70,6 +70,7 @@ def _at_itself(
         until = min(stops[at + 1].t, end) if at + 1 < last else end
         ns = until - max(stops[at].t, start)
         if ns > 0:
-            add(sums, CAUSES[stops[at].reason], ns)
+            cause = CAUSES[stops[at].reason] if stops[at].head == rid else Cause.OTHER_KIND
+            add(sums, cause, ns)
             whole += ns
     return whole

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sgviz.events.schema import RequestRetracted
+from sgviz.events.schema import Reason, RequestRetracted
 from sgviz.recording.explanation import Cause, Part, counted
 from sgviz.recording.queue_sums import sent_back_for
-from sgviz.recording.standings import Stay, Stop
+from sgviz.recording.standings import Stay, Stop, budget_words
 
 
 def queue_part(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) -> Part:
@@ -30,8 +30,20 @@ def queue_part(rid: str, stay: Stay, stop: Stop | None, start: int, end: int) ->
         return Part(start, end - start, Cause.POLICY_ORDER, ahead, detail)
     if stop.head == rid:
         return Part(start, end - start, Cause(stop.reason.value), _others(rid, holder_rids(stop)), stop.words)
+    if stop.passes(stay):
+        return _passed_over(rid, stop, start, end)
     detail = f"behind {stop.head}: {stop.reason}: {stop.words}"
     return Part(start, end - start, Cause.HEAD_OF_LINE, (stop.head,), detail)
+
+
+def _passed_over(rid: str, stop: Stop, start: int, end: int) -> Part:
+    """The batch is of the other kind than this request, or than the one before it."""
+    words = budget_words(Reason.OTHER_KIND, -1, -1, stop.batch_holders)
+    if stop.passed == rid:
+        holders = _others(rid, tuple(other for other, _ in stop.batch_holders))
+        return Part(start, end - start, Cause.OTHER_KIND, holders, words)
+    detail = f"behind {stop.passed}: {Reason.OTHER_KIND}: {words}"
+    return Part(start, end - start, Cause.HEAD_OF_LINE, (stop.passed,), detail)
 
 
 def _others(rid: str, rids: tuple[str, ...]) -> tuple[str, ...]:
@@ -49,6 +61,8 @@ def _overtakers(rid: str, stay: Stay, stop: Stop) -> tuple[str, ...]:
         not stop.sorted or stop.latest <= stay.number or stop.t < stay.start
     ):  # from before it came: not against it
         return ()
+    if stop.passes(stay):  # whom the batch took is of the other kind, and not before it in any line
+        return (stop.passed,) if stop.passed != rid and stop.passed_number > stay.number else ()
     later = [other for other, number in zip(stop.admitted, stop.numbers) if number > stay.number]
     if stop.head != rid and stop.number > stay.number:
         later.append(stop.head)

@@ -55,6 +55,8 @@ class Stop:
     `admitted`: who was taken in the same plan, in order, and `numbers` the arrivals in the queue they were.
     `number` is that of the head; `latest` the largest of all these. `words` says it in short. `sorted`: a policy
     other than fcfs has moved somebody of this queue. `priorities`: of the head and the admitted, by rid.
+    `passed`: the first that was passed over, being of the other kind than the batch ("": nobody), `passed_number` its
+    arrival in the queue, and `passed_kind` whether those of its kind, who wait behind it, are for vectors.
     """
 
     t: int
@@ -69,10 +71,22 @@ class Stop:
     words: str
     sorted: bool = False
     priorities: tuple[tuple[str, int | None], ...] = ()
+    passed: str = ""
+    passed_number: int = 0
+    passed_kind: bool = False
 
     @property
     def latest(self) -> int:
-        return max(self.number, *self.numbers, 0)
+        return max(self.number, *self.numbers, self.passed_number)
+
+    @property
+    def batch_holders(self) -> Holders:
+        """Who is in the batch that requests of the other kind have to wait for."""
+        return tuple((rid, 1) for rid in self.admitted[:MOST_HOLDERS])
+
+    def passes(self, stay: Stay) -> bool:
+        """Whether it was passed over with others of its kind."""
+        return bool(self.passed) and self.passed_kind == stay.embedding
 
 
 @dataclass(slots=True)
@@ -95,6 +109,7 @@ class Stay:
     retracted_at: int = 0
     survivors: Holders = ()
     priority: int | None = None
+    embedding: bool = False
 
 
 @dataclass(slots=True)
@@ -107,8 +122,8 @@ class Standings:
         aborts: by rid, `(t, event)`. sends: when chunks were handed to the HTTP layer, by rid.
         idles: when the loop told that it was idle. parks: when a debugger held it.
         gates, pauses: when new requests had to wait before they were sent, and when no batch was planned.
-        heads: which stops (by number) were at a request, by rid. sorted_stops: how many of the first n were of a
-            queue that a policy had sorted.
+        heads: which stops (by number) were at a request or passed it over first, by rid. sorted_stops: how many of
+            the first n were of a queue that a policy had sorted.
     """
 
     stops: list[Stop] = field(default_factory=list)
@@ -169,7 +184,7 @@ class Standings:
 
     def _on_entered(self, event: Event, body: QueueEntered) -> None:
         self._count += 1
-        stay = Stay(event.t, self._count, event.iteration, priority=body.priority)
+        stay = Stay(event.t, self._count, event.iteration, priority=body.priority, embedding=body.embedding)
         if body.again and body.rid in self._retracted:
             stay.retracted_at, stay.retracted = self._retracted.pop(body.rid)
             stay.number = self._number(body.rid) or stay.number
@@ -206,12 +221,15 @@ class Standings:
         numbers = tuple([self._number(rid) for rid in admitted])
         words = budget_words(body.reason, need, have, holders)
         priorities = tuple([(rid, self._priority(rid)) for rid in (body.rid, *admitted)])
-        self.heads.setdefault(body.rid, []).append(len(self.stops))
+        passed = body.rid if body.reason is Reason.OTHER_KIND else body.passed
+        for rid in dict.fromkeys((body.rid, passed or body.rid)):
+            self.heads.setdefault(rid, []).append(len(self.stops))
+        last = self.stays[passed][-1] if passed in self.stays else None
         self.sorted_stops.append(self.sorted_stops[-1] + self._sorted)
         self.stops.append(
             Stop(
                 event.t, body.rid, body.reason, need, have, holders, admitted, numbers, self._number(body.rid),
-                words, self._sorted, priorities,
+                words, self._sorted, priorities, passed, self._number(passed), last is not None and last.embedding,
             )
         )  # fmt: skip
         self._refused = None

@@ -18,7 +18,7 @@ class AdmissionLog:
     def __init__(self, trace: Tracer) -> None:
         self._trace = trace
         self._refused: tuple[str, Reason] | None = None
-        self._stopped: tuple[str, Reason] | None = None
+        self._stopped: tuple[str, Reason, str] | None = None
         self._repeats = 0
         self._last: Refused | None = None
         self._last_ns = 0
@@ -49,10 +49,11 @@ class AdmissionLog:
                 )
             )
 
-    def scan_stopped(self, rid: str, reason: Reason, behind: int) -> None:
-        if self._trace.on and self._stopped != (rid, reason):
-            self._stopped = (rid, reason)
-            self._trace.emit(schema.ScanStopped(rid=rid, reason=reason, behind=behind))
+    def scan_stopped(self, rid: str, reason: Reason, behind: int, passed: str = "") -> None:
+        """`passed`: the first that was passed over before, being of the other kind."""
+        if self._trace.on and self._stopped != (rid, reason, passed):
+            self._stopped = (rid, reason, passed)
+            self._trace.emit(schema.ScanStopped(rid=rid, reason=reason, behind=behind, passed=passed))
 
     def _admitted(self, verdict: Admitted) -> None:
         req = verdict.req

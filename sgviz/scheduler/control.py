@@ -50,7 +50,9 @@ class Profile(Protocol):
     @property
     def is_done(self) -> bool: ...
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Begin it. Raises SgvizError, or RuntimeError if that cannot be."""
+        ...
 
     def around(self, batch: ScheduleBatch, launch: Callable[[], Launch]) -> Launch:
         """`launch` the batch, and note it."""
@@ -145,7 +147,7 @@ class Control:
         try:
             if self._update is not None:
                 raise BadRequest("other weights are being loaded already; wait for them")
-            if message.flush_cache and state.pause == "in_place" and len(state.live) > state.num_queued:
+            if message.flush_cache and state.pause == "in_place" and state.num_held:
                 raise BadRequest(self._why_no_flush(), param="flush_cache")
             weights = self._device.load_weights(message.model_path)
         except SgvizError as error:
@@ -155,9 +157,9 @@ class Control:
 
     def _why_no_flush(self) -> str:
         state = self._state
-        ledger, running = state.cache.ledger(), len(state.live) - state.num_queued
+        ledger = state.cache.ledger()
         return (
-            f"the weights were not changed: {running} paused requests hold KV of the present ones "
+            f"the weights were not changed: {state.num_held} paused requests hold KV of the present ones "
             f"({ledger.protected + ledger.private} tokens), so the cache cannot be flushed; pause with mode retract "
             "or abort, or give flush_cache false"
         )
@@ -167,8 +169,10 @@ class Control:
         return self._state.may_flush and not (ledger.protected or ledger.private)
 
     def _finish_update(self, update: _Update) -> None:
-        """The weights are there, or cannot be had. With a flush wait until nobody holds KV."""
+        """The weights are there, or cannot be had. Wait for who ends in a pause, with a flush for all who hold KV."""
         state, message = self._state, update.message
+        if state.pause is not None and state.num_ending:
+            return
         if message.flush_cache and not self._may_flush():
             if not (state.is_fully_idle or (state.pause == "in_place" and state.at_rest)):
                 return
@@ -224,10 +228,17 @@ class Control:
         except SgvizError as error:
             self._answer_profile(message.id, error)
             return
+        except RuntimeError as error:  # torch's
+            self._answer_profile(message.id, SgvizError(f"the profile could not be begun: {error}"))
+            return
         finally:
             self.is_profiling = False
         self._profiler = profiler
         self._last_trace = ""
+        if self._state.trace.on:
+            self._state.trace.emit(
+                schema.ProfileStarted(path=str(profiler.path), num_steps=message.num_steps)
+            )
         self._arrange()
         self._answer_profile(message.id, None, str(profiler.path))
 
@@ -246,15 +257,19 @@ class Control:
         self._profiler = None
         self._arrange()
         self.is_profiling = True
+        failure: SgvizError | None = None
         try:
             profiler.stop()
         except (OSError, RuntimeError) as error:
             log.error("the profile could not be written to %s: %s", profiler.path, error)
-            return SgvizError(f"the profile could not be written to {profiler.path}: {error}")
+            failure = SgvizError(f"the profile could not be written to {profiler.path}: {error}")
         finally:
             self.is_profiling = False
-        self._last_trace = str(profiler.path)
-        return None
+        self._last_trace = str(profiler.path) if failure is None else ""
+        if self._state.trace.on:
+            why = "" if failure is None else failure.message
+            self._state.trace.emit(schema.ProfileEnded(path=str(profiler.path), error=why))
+        return failure
 
     def _answer_profile(self, name: str, error: SgvizError | None, path: str = "") -> None:
         reply = ProfileReqOutput(id=name, success=error is None, message="done", path=path)
@@ -268,12 +283,14 @@ class Control:
         seconds = message.forward_sleep_time
         if seconds is not None and not 0 <= seconds <= self._longest_sleep:
             text = (
-                f"forward_sleep_time must be null or between 0 and {self._longest_sleep:g} seconds (half the "
-                f"watchdog_timeout), got {seconds:g}"
+                f"forward_sleep_time must be null or between 0 and {self._longest_sleep:g} seconds (half of "
+                f"watchdog_timeout and of health_timeout, or it would count as stuck), got {seconds:g}"
             )
             refused = ControlReqOutput(id=message.id, success=False, message=text, param="forward_sleep_time")
             self._to_tokenizer.send(refused)
             return
+        if self._state.trace.on:
+            self._state.trace.emit(schema.ForwardsSlowed(sleep_s=seconds or 0.0))
         self._sleep = seconds
         self._arrange()
         text = f"each forward waits {seconds:g} s" if seconds else "forwards do not wait"

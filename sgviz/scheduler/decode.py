@@ -117,7 +117,9 @@ class DecodePlanner:
                 rid=req.rid, output_tokens=len(req.output_ids), need=need, have=have, ratio_before=before,
                 ratio_after=after,
             )  # fmt: skip
-            requeue(state, req, told)
+            if state.trace.on:
+                state.trace.emit(told)
+            requeue(state, req)
 
     def _abort_last(self, batch: ScheduleBatch) -> None:
         """The only request left does not fit alone."""

@@ -84,21 +84,25 @@ class GrammarQueue:
         """Send on who is ready, end who cannot be helped."""
         if not self._waiting:
             return
-        state, waiting = self._state, self._waiting
-        now = state.clock.now()
-        self._waiting = []
-        for each in waiting:
+        state, now = self._state, self._state.clock.now()
+        leaving = [each for each in self._waiting if self._leaves(each, now)]
+        if not leaving:
+            return
+        names = set(map(id, leaving))  # membership only
+        self._waiting = [each for each in self._waiting if id(each) not in names]
+        state.grammar_queue = [each.req for each in self._waiting]  # `enter` asks whether there is a place
+        for each in leaving:
             if each.req.finished:  # aborted
                 self._give_back(each)
             elif each.ticket.done:
                 self._settle(each)
-            elif now - each.since_ns >= self._timeout_ns:
+            else:
                 self._give_back(each)
                 limit = self._timeout_ns / 1e9
                 self._fail(each.req, f"the {each.ticket.key[0]} was not compiled within {limit:g} s")
-            else:
-                self._waiting.append(each)
-        state.grammar_queue = [each.req for each in self._waiting]
+
+    def _leaves(self, each: _Waiting, now: int) -> bool:
+        return each.req.finished or each.ticket.done or now - each.since_ns >= self._timeout_ns
 
     def clear_cache(self) -> None:
         """Forget the compiled grammars."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from sgviz.batch.req import Req
-from sgviz.errors import BadRequest
+from sgviz.errors import SgvizError
 from sgviz.events import Reason, schema
 from sgviz.grammar import GrammarCompiler
 from sgviz.messages import (
@@ -36,7 +36,7 @@ from sgviz.messages.generate import most_new_tokens
 from sgviz.messages.rids import HEALTH_CHECK_PREFIX
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.grammar_queue import GrammarQueue
-from sgviz.scheduler.queue_limit import QueueLimit
+from sgviz.scheduler.queue_limit import Full, QueueLimit
 from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.sessions import Sessions
 from sgviz.scheduler.state import SchedulerState
@@ -112,8 +112,8 @@ class Intake:
             return
         try:
             turn = self._sessions.turn(message)
-        except BadRequest as error:
-            self._ender.refuse(message.rid, error.message, error.status)
+        except SgvizError as error:
+            self._ender.refuse(message.rid, error.message, error.status, param=error.param)
             return
         if turn is not None:
             message = turn.message
@@ -147,7 +147,9 @@ class Intake:
         self._grammars.take(req)
 
     def _enter(self, req: Req) -> None:
-        """Into the waiting queue."""
+        """Into the waiting queue, if there is a place in it."""
+        if not self._queue_limit.enter(req):
+            return
         req.time_stats.wait_queue_entry = self._state.clock.now()
         self._state.enqueue(req)
         self._emit_entered(req)
@@ -165,7 +167,10 @@ class Intake:
                 400,
                 Reason.NEVER_FITS,
             )
-        why = limits.priorities.refusal(message.priority) or self._queue_limit.refusal(message.priority)
+        why = limits.priorities.refusal(message.priority)
+        if not why:
+            place = self._queue_limit.verdict(limits.priorities.settle(message.priority))
+            why = place.why if isinstance(place, Full) else ""
         return (why, 503, None) if why else None
 
     def _max_new_tokens(self, message: TokenizedGenerateReqInput) -> int:

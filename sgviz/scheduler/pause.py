@@ -17,8 +17,10 @@ from sgviz.messages.flow import (
 from sgviz.scheduler.intake import Outbox
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.requests import RequestEnder
-from sgviz.scheduler.retraction import give_up_kv, requeue
+from sgviz.scheduler.retraction import send_back
 from sgviz.scheduler.state import SchedulerState
+
+OVERTAKEN = "generation was continued before everything stood still, so nothing is paused"
 
 
 class Pauser:
@@ -50,10 +52,10 @@ class Pauser:
             state.trace.emit(schema.GenerationPaused(mode=message.mode, requests=len(state.live)))
 
     def go_on(self, message: ContinueGenerationReqInput) -> None:
-        """Plan again."""
+        """Plan again. A pause that has not come to rest will not: whoever waits for that is told so."""
         self._tell_continued()
         self._state.pause = None
-        self._answer()
+        self._answer(OVERTAKEN)
         self._to_tokenizer.send(ControlReqOutput(id=message.id, success=True, message="generation continues"))
 
     def holds(self) -> bool:
@@ -69,10 +71,13 @@ class Pauser:
             self._answer()
         return True
 
-    def _answer(self) -> None:
+    def _answer(self, failure: str = "") -> None:
         for name in self._unanswered:
             reply = PauseGenerationReqOutput(
-                id=name, success=True, message="generation is paused", requests=len(self._state.live)
+                id=name,
+                success=not failure,
+                message=failure or f"generation is paused (mode {self._state.pause})",
+                requests=0 if failure else len(self._state.live),
             )
             self._to_tokenizer.send(reply)
         self._unanswered.clear()
@@ -96,14 +101,13 @@ class Pauser:
         held = list(state.running_batch.reqs)
         if state.chunked_req is not None:
             held.append(state.chunked_req)
-        state.running_batch.reqs = []
-        state.running_batch.batch_is_full = False
-        state.chunked_req = None
         ratio = state.ratio.current
         for req in held:
-            give_up_kv(state, req)
             told = schema.RequestRetracted(
                 rid=req.rid, output_tokens=len(req.output_ids), need=0, have=0, ratio_before=ratio,
                 ratio_after=ratio, paused=True,
             )  # fmt: skip
-            requeue(state, req, told)
+            send_back(state, req, told)
+        state.running_batch.reqs = []
+        state.running_batch.batch_is_full = False
+        state.chunked_req = None

@@ -142,8 +142,26 @@ class Planner:
             verdict = adder.add_chunked_req(state.chunked_req)
             self._log.verdict(verdict)
             stop = verdict.next if isinstance(verdict, Admitted) else verdict.reason
+        self._try_queue(adder, queue, stop, slots)
+        self.is_scanning, self.adder_room = False, state.cache.room()
+        return adder
+
+    def _try_queue(
+        self, adder: PrefillAdder, queue: tuple[Req, ...], stop: Reason | None, slots: int
+    ) -> None:
+        """Add to the batch in the order of the queue until a verdict says stop; `stop`: the chunked prompt's said it.
+
+        Requests of the other kind (for tokens, for vectors) than the batch's first are passed over.
+        """
+        state = self._state
+        # who is passed over is the first of the next batch; a chunk that passes over the first might do so for ever
+        may_pass = not queue or not _is_other_kind(adder, queue[0])
+        passed: list[Req] = []
         for position, req in enumerate(queue):
-            if stop is None and adder.can_run_list and adder.can_run_list[0].is_embedding != req.is_embedding:
+            if stop is None and _is_other_kind(adder, req):
+                if may_pass:
+                    passed.append(req)
+                    continue
                 stop = Reason.OTHER_KIND
             if stop is None and len(adder.can_run_list) >= slots:
                 state.running_batch.batch_is_full = True
@@ -155,12 +173,16 @@ class Planner:
                 stop, slots = taken.next, self._free_slots()
                 continue
             stop = taken
-            self._log.scan_stopped(req.rid, stop, len(queue) - position - 1)
+            first = passed[0].rid if passed else ""
+            self._log.scan_stopped(req.rid, stop, len(queue) - position - 1, first)
             break
+        else:
+            if passed:
+                self._log.scan_stopped(passed[0].rid, Reason.OTHER_KIND, len(passed) - 1)
         if stop is Reason.KV:
             state.running_batch.batch_is_full = bool(adder.can_run_list) or len(state.running_batch) > 0
-        self.is_scanning, self.adder_room = False, state.cache.room()
-        return adder
+        if passed:  # for them there may be room; the next plan tries
+            state.running_batch.batch_is_full = False
 
     def _take(self, adder: PrefillAdder, req: Req, stop: Reason | None, slots: int) -> Admitted | Reason:
         """`req` into the batch, if it must be and can be by preemption; or why not (`stop`, where that is known)."""
@@ -180,7 +202,7 @@ class Planner:
         by_riders = stop is Reason.CHUNK_BUDGET and adder.mixed_decode_tokens and not adder.can_run_list
         if stop not in (Reason.KV, Reason.RUNNING_SLOTS, Reason.ROWS) and not by_riders:
             return False
-        if adder.can_run_list and adder.can_run_list[0].is_embedding != req.is_embedding:
+        if _is_other_kind(adder, req):
             return False
         return self._preemption.make_way(adder, req, slots)
 
@@ -277,3 +299,8 @@ class Planner:
                 new_token_ratio=self._state.ratio.current,
             )
         )
+
+
+def _is_other_kind(adder: PrefillAdder, req: Req) -> bool:
+    """Whether `req` is for vectors and the batch for tokens, or the reverse."""
+    return bool(adder.can_run_list) and adder.can_run_list[0].is_embedding != req.is_embedding

@@ -13,12 +13,12 @@ import math
 from collections.abc import Sequence
 
 from sgviz.batch.req import Req
-from sgviz.cache.kv_cache import Match
 from sgviz.events import schema
 from sgviz.scheduler.decode import will_finish_by_length
 from sgviz.scheduler.prefill_adder import PrefillAdder
-from sgviz.scheduler.retraction import give_up_kv, requeue
+from sgviz.scheduler.retraction import send_back
 from sgviz.scheduler.state import SchedulerState
+from sgviz.scheduler.supposition import Supposition
 
 log = logging.getLogger(__name__)
 
@@ -79,44 +79,59 @@ class Preemption:
         state = self._state
         match = state.cache.match(req.fill_ids(), req.namespace, req.max_prefix_len)
         with state.cache.held(match.node):
-            victims = self._fewest(adder, req, match, candidates, least, fixed)
+            victims = fewest(Supposition(adder, req, match), candidates, least, fixed)
             need, have = adder.need_of(req, match), math.ceil(adder.rem_total)
         adder.forget(victims)
         for victim in victims:
             self._send_back(victim, req, need, have)
         return bool(victims)
 
-    @staticmethod
-    def _fewest(
-        adder: PrefillAdder, req: Req, match: Match, candidates: Sequence[Req], least: int, fixed: int
-    ) -> list[Req]:
-        """The first candidates that make room for `req`, less those who turn out not to be needed; or nobody."""
-        if len(candidates) < least or not adder.would_take(req, match, candidates):
-            return []
-        count = next(
-            n for n in range(least, len(candidates) + 1) if adder.would_take(req, match, candidates[:n])
-        )
-        chosen = list(candidates[:count])
-        for spared in reversed(candidates[fixed:count]):
-            fewer = [victim for victim in chosen if victim is not spared]
-            if len(fewer) >= least and adder.would_take(req, match, fewer):
-                chosen = fewer
-        return chosen
-
     def _send_back(self, victim: Req, req: Req, need: int, have: int) -> None:
         state = self._state
         log.info("request %s makes way for %s (priority %s)", victim.rid, req.rid, req.priority)
         rank = state.limits.priorities.rank(victim)
         self._best_victim = rank if self._best_victim is None else min(rank, self._best_victim)
-        give_up_kv(state, victim)
-        batch = state.running_batch
-        batch.reqs = [other for other in batch.reqs if other is not victim]
-        batch.batch_is_full = False
-        if victim is state.chunked_req:
-            state.chunked_req = None
         ratio = state.ratio.current
         told = schema.RequestRetracted(
             rid=victim.rid, output_tokens=len(victim.output_ids), need=need, have=have, ratio_before=ratio,
             ratio_after=ratio, preempted_by=req.rid,
         )  # fmt: skip
-        requeue(state, victim, told)
+        send_back(state, victim, told)
+        batch = state.running_batch
+        batch.reqs = [other for other in batch.reqs if other is not victim]
+        batch.batch_is_full = False
+        if victim is state.chunked_req:
+            state.chunked_req = None
+
+
+def fewest(supposed: Supposition, candidates: Sequence[Req], least: int, fixed: int) -> list[Req]:
+    """The first candidates that make room, less those who turn out not to be needed; or nobody.
+
+    Args:
+        supposed: of the request that needs room, with nobody gone. least: so many must go in any case.
+        fixed: so many of the first are not spared.
+    """
+    if not _first_that_do(supposed, candidates, least):
+        return []
+    for spared in reversed(supposed.gone[fixed:]):
+        if len(supposed.gone) == least:
+            break
+        supposed.spare(spared)
+        if not supposed.would_take():
+            supposed.without(spared)
+    return [victim for victim in candidates if supposed.is_gone(victim)]
+
+
+def _first_that_do(supposed: Supposition, candidates: Sequence[Req], least: int) -> bool:
+    """Suppose the fewest first candidates gone that make room, `least` at least; False if all together do not."""
+    for victim in candidates:
+        supposed.without(victim)
+    if len(candidates) < least or not supposed.would_take():
+        return False
+    for victim in candidates:
+        supposed.spare(victim)
+    for number, victim in enumerate(candidates, start=1):
+        supposed.without(victim)
+        if number >= least and supposed.would_take():
+            break
+    return True

@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sgviz.batch.req import Req
 from sgviz.cache.kv_cache import KVCache, Match
@@ -61,6 +62,14 @@ class Refused:
 
 
 Verdict = Admitted | Refused
+
+
+class Short(NamedTuple):
+    """The first budget that does not do, in its own unit."""
+
+    reason: Reason
+    need: int
+    have: int
 
 
 def remaining_output(req: Req) -> int:
@@ -120,8 +129,8 @@ class PrefillAdder:
         if length <= 0:
             page, room = self.limits.page_size, self.cache.room()
             if room >= page and self.rem_chunk is not None:
-                return self._refuse(req, Reason.CHUNK_BUDGET, page, self.rem_chunk)
-            return self._refuse(req, Reason.KV, page, room)
+                return self._refuse(req, Short(Reason.CHUNK_BUDGET, page, self.rem_chunk))
+            return self._refuse(req, Short(Reason.KV, page, room))
         req.extend_end = req.prefix_len + length
         done = length == remaining
         self._commit(req, length, reserve=done)
@@ -134,8 +143,8 @@ class PrefillAdder:
         with self.cache.held(match.node):
             have = math.ceil(self.rem_total)  # need < rem_total is need < have: need is whole
             length = self._judge(req, match)
-            if isinstance(length, Refused):
-                return length
+            if isinstance(length, Short):
+                return self._refuse(req, length)
             self.cache.adopt(req, match)
         req.prefix_len = match.length
         req.extend_end = match.length + length
@@ -154,7 +163,23 @@ class PrefillAdder:
         trial = copy.copy(self)
         trial.forget(without)
         trial.supposed_room = self.cache.releasable(without)
-        return not isinstance(trial._judge(req, match), Refused)
+        return trial.takes(req, match)
+
+    def takes(self, req: Req, match: Match) -> bool:
+        """Whether `req` would be admitted; `match.node` is held."""
+        return isinstance(self._judge(req, match), int)
+
+    def walks(self, req: Req) -> bool:
+        """Whether memory for `req` is judged by the ends of all that run, and not by their sum."""
+        return req.sampling_params.ignore_eos and self.cache.disable_radix_cache
+
+    def leave_out(self, req: Req, sign: int, *, rides: bool) -> None:
+        """One of `running` counts no longer (sign -1: it counts again); `rides` along in this batch. Not for good:
+        `running` stays, so whatever looks at that is not to be asked.
+        """
+        self.total_offset -= sign * self._promised(req)
+        if rides:
+            self._ride_along(-sign)
 
     def forget(self, gone: Sequence[Req]) -> None:
         """Take requests that run no longer out of the accounts."""
@@ -170,32 +195,32 @@ class PrefillAdder:
         rest = self._ceil_page(chunked.seqlen - chunked.prefix_len)
         return self.rem_chunk is None or rest < self.rem_chunk
 
-    def _judge(self, req: Req, match: Match) -> int | Refused:
+    def _judge(self, req: Req, match: Match) -> int | Short:
         """How many tokens of `req` would be taken now, or why none; `match.node` is held."""
         most = self.limits.prefill_max_requests
         if most is not None and len(self.can_run_list) >= most:
-            return self._refuse(req, Reason.MAX_REQUESTS, len(self.can_run_list) + 1, most)
+            return Short(Reason.MAX_REQUESTS, len(self.can_run_list) + 1, most)
         extend, need = req.seqlen - match.length, self.need_of(req, match)
         if not self._memory_fits(req, extend, need):
-            return self._refuse(req, Reason.KV, need, math.ceil(self.rem_total))
-        return self._length_in_budget(req, match.length, extend)
+            return Short(Reason.KV, need, math.ceil(self.rem_total))
+        return self._length_in_budget(match.length, extend)
 
-    def _length_in_budget(self, req: Req, prefix: int, extend: int) -> int | Refused:
+    def _length_in_budget(self, prefix: int, extend: int) -> int | Short:
         """How much of the extend fits this batch, or why none does."""
         whole = self._ceil_page(extend)
         if self.rem_chunk is None:
             if self.can_run_list and whole >= self.rem_input:
-                return self._refuse(req, Reason.PREFILL_BUDGET, whole, self.rem_input)
+                return Short(Reason.PREFILL_BUDGET, whole, self.rem_input)
             return extend
         if whole <= self.rem_chunk:
             return extend
         length = self._floor_page(prefix + self._floor_page(self.rem_chunk)) - prefix
         if length <= 0:
-            return self._refuse(req, Reason.CHUNK_BUDGET, whole, self.rem_chunk)
+            return Short(Reason.CHUNK_BUDGET, whole, self.rem_chunk)
         return min(length, extend)
 
     def _memory_fits(self, req: Req, extend: int, need: int) -> bool:
-        if req.sampling_params.ignore_eos and self.cache.disable_radix_cache:
+        if self.walks(req):
             return self._fits_to_the_end(req, extend)
         return need < self.rem_total
 
@@ -268,8 +293,8 @@ class PrefillAdder:
             return Reason.CHUNK_BUDGET
         return Reason.PREFILL_BUDGET if self.rem_input <= 0 else None
 
-    def _refuse(self, req: Req, reason: Reason, need: int, have: int) -> Refused:
-        return Refused(req, reason, need, have, self._holders(reason))
+    def _refuse(self, req: Req, short: Short) -> Refused:
+        return Refused(req, *short, self._holders(short.reason))
 
     def _holders(self, reason: Reason) -> Holders:
         """Who holds the scarce thing: KV tokens (held and promised) or this batch's budget."""

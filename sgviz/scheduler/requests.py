@@ -1,4 +1,4 @@
-"""Ending requests outside the result of a forward: drops, aborts, refusals. Imports: batch, cache, messages.
+"""Ending requests outside the result of a forward: drops, aborts, refusals. Imports: batch, cache, messages, errors.
 
 Every request that ends gets exactly one final message. One that has no output yet is answered straight
 to the TokenizerManager by an AbortReq; one that has some sends what is left of it on the normal way, so
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sgviz.batch.req import Req
+from sgviz.errors import from_status
 from sgviz.events import Reason, schema
 from sgviz.messages import AbortReq, FinishReason, HealthCheckOutput
 from sgviz.scheduler.output_streamer import OutputStreamer
@@ -69,10 +70,17 @@ class RequestEnder:
         state.grammar_queue = [other for other in state.grammar_queue if other is not req]
         self.drop(req, where, why, reason, cause=cause)
 
-    def refuse(self, rid: str, message: str, status_code: int, cause: Reason | None = None) -> None:
-        """Answer a request that never became one. `cause`: the limit it can never keep, if that is why."""
-        kind = "BadRequestError" if status_code == 400 else "ServiceUnavailableError"
-        reason = FinishReason(type="abort", message=message, status_code=status_code, err_type=kind)
+    def refuse(
+        self, rid: str, message: str, status_code: int, cause: Reason | None = None, param: str | None = None
+    ) -> None:
+        """Answer a request that never became one.
+
+        `cause`: the limit it can never keep, if that is why. `param`: the field at fault, if one is.
+        """
+        kind = from_status(status_code, message).type
+        reason = FinishReason(
+            type="abort", message=message, status_code=status_code, err_type=kind, param=param
+        )
         if self._state.trace.on:
             self._state.trace.emit(schema.RequestAborted(rid=rid, where="intake", why=message, reason=cause))
         self._to_tokenizer.send(AbortReq(rid=rid, finished_reason=reason))

@@ -18,7 +18,7 @@ from sgviz.scheduler.launched import Launched
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.requests import ToTokenizerManager
 from sgviz.scheduler.state import SchedulerState
-from sgviz.worker.protocol import BatchResult, EmbeddingBatchResult, GenerationBatchResult
+from sgviz.worker.protocol import BatchResult, EmbeddingBatchResult, GenerationBatchResult, ProcessorFailure
 
 FLOAT32_BYTES = 4
 
@@ -172,16 +172,20 @@ def _broken_off(failure: Failure, tokens: int) -> FinishReason:
     return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
 
 
-def _processor_failed(req: Req, why: str) -> FinishReason:
-    message = (
-        f"the logit processor {req.custom_logit_processor!r} failed after {len(req.output_ids)} tokens: {why}"
-    )
+def _processor_failed(req: Req, failure: ProcessorFailure) -> FinishReason:
+    who = f"the logit processor {req.custom_logit_processor!r}"
+    if failure.is_refusal:
+        message = f"{who} refuses custom_params: {failure.why}"
+        return FinishReason(
+            type="abort", message=message, status_code=400, err_type="BadRequestError", param="custom_params"
+        )
+    message = f"{who} failed after {len(req.output_ids)} tokens: {failure.why}"
     return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")
 
 
 def _not_a_number(req: Req) -> FinishReason:
     message = (
         f"the model's logits hold a NaN after {len(req.output_ids)} tokens: its weights or a number format too narrow "
-        "for them are at fault, or a logit processor"
+        "for them are at fault"
     )
     return FinishReason(type="abort", message=message, status_code=500, err_type="InternalServerError")

@@ -11,19 +11,26 @@ from sgviz.events import schema
 from sgviz.scheduler.state import SchedulerState
 
 
+def send_back(state: SchedulerState, req: Req, told: schema.RequestRetracted) -> None:
+    """Put a request that runs behind all that wait, without its KV; `told` says why, before anything is done."""
+    if state.trace.on:
+        state.trace.emit(told)
+    give_up_kv(state, req)
+    requeue(state, req)
+
+
 def give_up_kv(state: SchedulerState, req: Req) -> None:
     """Its KV and its row are free again; outputs and streaming offsets stay. A result under way will not count."""
     state.cache.release(req, [], insert=False, why="retract")
     req.reset_for_retract()
 
 
-def requeue(state: SchedulerState, req: Req, told: schema.RequestRetracted) -> None:
-    """Put a request that gave up its KV behind all that wait; `told` says why."""
+def requeue(state: SchedulerState, req: Req) -> None:
+    """Put a request that gave up its KV behind all that wait."""
     req.requeued_ns = state.clock.now()
     state.enqueue(req)
     if not state.trace.on:
         return
-    state.trace.emit(told)
     state.trace.emit(
         schema.QueueEntered(
             rid=req.rid,

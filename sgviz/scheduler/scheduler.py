@@ -94,7 +94,7 @@ class Scheduler:
         if self._gate is not None:
             self._gate.bind(self.planner)
         self._pauser = Pauser(state, self.planner, ender, to_tokenizer)
-        longest_sleep = settings.schedule.watchdog_timeout / 2
+        longest_sleep = min(settings.schedule.watchdog_timeout, settings.http.health_timeout) / 2
         self.control = Control(
             state, worker, self._use, self._pauser, to_tokenizer, longest_sleep, make_profile
         )

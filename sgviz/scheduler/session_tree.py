@@ -1,8 +1,10 @@
 """What a session keeps: its turns as a tree, and from which of them a new one goes on. Mirrors SessionReqNode and
 `create_req` of SGLang's Session (facts 9).
 
-A turn that was aborted is a turn: its context is its prompt and what it had generated until then. In a streaming
-session turns go on from the last one that was not aborted, one at a time. Imports: batch, messages, errors.
+A turn that was aborted is a turn: its context is its prompt and what it had generated until then. A turn keeps its
+own ids and how far it took over those before it, so a conversation needs memory for each id once. In a streaming
+session turns go on from the last one that was not aborted, one at a time, and only that one is kept, with its whole
+prompt. Imports: batch, messages, errors.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ from sgviz.messages.session import SessionParams
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One turn: its ids, and its request while that is under way."""
+    """One turn, and its request while that is under way.
+
+    Attributes:
+        own: the ids that its prompt has behind the first `context` ids of `parent`'s prompt and output.
+    """
 
     rid: str
     req: Req | None
-    prompt: list[int]
+    own: list[int]
+    parent: Node | None = None
+    context: int = 0
     output: list[int] = field(default_factory=list)
     aborted: bool = False
     children: list[Node] = field(default_factory=list)
@@ -36,6 +44,19 @@ class Node:
             self.aborted = req.finished_reason.type == "abort"
             self.req = None
 
+    def prompt(self) -> list[int]:
+        """Its whole prompt, put together."""
+        chain = [self]
+        while (parent := chain[-1].parent) is not None:
+            chain.append(parent)
+        ids: list[int] = []
+        for node in reversed(chain):
+            if node.parent is not None:
+                ids += node.parent.output
+            del ids[node.context :]
+            ids += node.own
+        return ids
+
     def below(self) -> list[Node]:
         """All turns that go on from it, directly or not."""
         found = list(self.children)
@@ -48,8 +69,8 @@ class Node:
 class Session:
     """Attributes: capacity: characters of a turn's prompt. last_ns: of its newest sign of life. turns: so far.
 
-    under_way: those that had not ended when somebody last looked. committed: of a streaming session, the turn that the
-    next one goes on from.
+    under_way: those that had not ended when somebody last looked. nodes: the turns that others may go on from.
+    committed: of a streaming session the only one, from which the next goes on.
     """
 
     id: str
@@ -69,6 +90,20 @@ class Session:
             if self.streaming and node.req is None and not node.aborted:
                 self.committed = node
         self.under_way = [node for node in self.under_way if node.req is not None]
+
+    def add(self, turn: Turn, req: Req) -> Node:
+        """The turn was taken as `req`."""
+        parent, ids = turn.parent, req.origin_input_ids
+        if self.streaming:
+            node = Node(req.rid, req, ids)
+        else:
+            node = Node(req.rid, req, ids[turn.context :], parent, turn.context)
+            if parent is not None:
+                parent.children.append(node)
+            self.nodes[req.rid] = node
+        self.under_way.append(node)
+        self.turns += 1
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +137,7 @@ def parent_of(session: Session, params: SessionParams) -> Node | None:
 def context_of(node: Node, params: SessionParams) -> list[int]:
     """The ids that the new ones are put behind."""
     node.settle()
-    ids = list(node.prompt) if params.drop_previous_output else node.prompt + node.output
+    ids = node.prompt() if params.drop_previous_output else node.prompt() + node.output
     return ids[: params.offset] if params.offset else ids
 
 

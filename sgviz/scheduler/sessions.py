@@ -3,21 +3,24 @@ SessionController (facts 9).
 
 A new turn's prompt is built here, from the ids of the turn it goes on from, so the prefix is the same token for
 token and the prefix cache has it. Simplified: a streaming session keeps no KV of its own, the prefix cache does.
-Beyond SGLang: closing a session that is not open is told, and the capacity is kept to. Imports: messages, events.
+Beyond SGLang: closing a session that is not open is told, the capacity is kept to, and there may be so many at once.
+Imports: messages, events.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 
 from sgviz.batch.req import Req
-from sgviz.errors import BadRequest
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import schema
 from sgviz.messages import TokenizedGenerateReqInput
 from sgviz.messages.generate import MAX_TOKEN_CHARS
+from sgviz.messages.logprob_start import settle_start
 from sgviz.messages.session import (
     CloseSessionReqInput,
     CloseSessionReqOutput,
@@ -30,7 +33,10 @@ from sgviz.scheduler.requests import RequestEnder
 from sgviz.scheduler.session_tree import Node, Session, Turn, context_of, parent_of
 from sgviz.scheduler.state import SchedulerState
 
+log = logging.getLogger(__name__)
+
 REAP_EVERY_NS = 1_000_000_000
+MOST_OPEN = 4096  # sessions; what they keep is theirs until somebody closes them
 
 
 class Answers(Protocol):
@@ -79,6 +85,8 @@ class Sessions:
         """Open a session; an empty string, or why it was not done."""
         if session_id in self._open:
             return f"a session {session_id!r} is open already; close it first, or give another session_id"
+        if len(self._open) >= MOST_OPEN:
+            return f"{len(self._open)} sessions are open, which is the limit; close one, or open them with a timeout"
         now = self._state.clock.now()
         timeout_ns = None if timeout is None else round(timeout * 1e9)
         self._open[session_id] = Session(session_id, capacity, streaming, timeout_ns, now)
@@ -124,7 +132,8 @@ class Sessions:
         """What the request would be a turn of, with its whole prompt; None: of nothing. Changes no session.
 
         Raises:
-            BadRequest: no such session or turn, one that is under way, or more text than the session may have.
+            BadRequest: no such session or turn, one that is under way, more text than the session may have, or a
+                logprob_start_len outside the whole prompt. SgvizError: the tokenizer cannot tell how much text it is.
         """
         params = message.session_params
         if params is None:
@@ -138,20 +147,22 @@ class Sessions:
         new = message.input_ids
         if context and new[0] == message.bos_token_id:
             new = new[1:]
-        whole = msgspec.structs.replace(message, input_ids=context + new)
-        self._check_capacity(session, whole.input_ids)
+        ids = context + new
+        start = settle_start(
+            message.logprob_start_len,
+            len(ids),
+            message.top_logprobs_num,
+            len(message.token_ids_logprob or ()),
+        )
+        self._check_capacity(session, ids)
+        whole = msgspec.structs.replace(message, input_ids=ids, logprob_start_len=start)
         return Turn(session, params, parent, len(context), whole)
 
     def begin(self, turn: Turn, req: Req) -> None:
         """The request was taken: it is a turn of its session from now on."""
         session, params, parent = turn.session, turn.params, turn.parent
         forgotten = self._forget(turn) if params.replace else 0
-        node = Node(req.rid, req, req.origin_input_ids)
-        if parent is not None:
-            parent.children.append(node)
-        session.nodes[req.rid] = node
-        session.under_way.append(node)
-        session.turns += 1
+        session.add(turn, req)
         session.last_ns = self._state.clock.now()
         if self._state.trace.on:
             self._state.trace.emit(
@@ -166,7 +177,13 @@ class Sessions:
     def _check_capacity(self, session: Session, ids: list[int]) -> None:
         if len(ids) * MAX_TOKEN_CHARS <= session.capacity:
             return
-        chars = len(self._decode(ids, False))
+        try:
+            chars = len(self._decode(ids, False))
+        except Exception as error:
+            log.exception("the text of a turn of session %s cannot be counted", session.id)
+            raise SgvizError(
+                f"the prompt of this turn could not be decoded to count its characters: {type(error).__name__}: {error}"
+            ) from error
         if chars > session.capacity:
             raise BadRequest(
                 f"the prompt of this turn has {chars} characters with its context; session {session.id!r} was opened "

@@ -141,6 +141,17 @@ class SchedulerState:
         return self.pause is not None and not self.pending_results
 
     @property
+    def num_ending(self) -> int:
+        """Requests past the queues that were aborted and have not ended yet."""
+        cut = self.chunked_req is not None and self.chunk_aborted is not None
+        return sum(req.to_finish is not None and not req.finished for req in self.live.values()) + cut
+
+    @property
+    def num_held(self) -> int:
+        """Requests past the queues that will go on after a pause."""
+        return len(self.live) - self.num_queued - self.num_ending
+
+    @property
     def may_flush(self) -> bool:
         """Nobody holds KV: nobody is alive, or all wait in a pause."""
         return self.is_fully_idle or (self.at_rest and len(self.live) == self.num_queued)

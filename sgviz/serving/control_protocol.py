@@ -38,7 +38,7 @@ class UpdateWeightsRequest(msgspec.Struct, frozen=True):
     flush_cache: bool = True
     abort_all_requests: bool = False
     weight_version: str | None = None
-    torch_empty_cache: bool | None = None
+    torch_empty_cache: bool | None = None  # no matter: the next weights use what torch keeps of the old
 
 
 class WeightVersionRequest(msgspec.Struct, frozen=True):

@@ -52,22 +52,19 @@ Context = Annotated[ServingContext, Depends(context_of)]
 # ---------------------------------------------------------------- generation
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.openai_serving_chat.handle_request(body, request)
-    return response
+def add_serving(router: APIRouter, path: str, name: str, *methods: str) -> None:
+    """Let `app.state`'s object of that name answer POST (or `methods`) of `path`."""
+
+    async def endpoint(body: Body, request: Request) -> Response:
+        response: Response = await getattr(request.app.state, name).handle_request(body, request)
+        return response
+
+    router.add_api_route(path, endpoint, methods=list(methods or ("POST",)), name=path)
 
 
-@router.post("/v1/completions")
-async def completions(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.openai_serving_completion.handle_request(body, request)
-    return response
-
-
-@router.api_route("/generate", methods=["POST", "PUT"])
-async def generate(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.serving_generate.handle_request(body, request)
-    return response
+add_serving(router, "/v1/chat/completions", "openai_serving_chat")
+add_serving(router, "/v1/completions", "openai_serving_completion")
+add_serving(router, "/generate", "serving_generate", "POST", "PUT")
 
 
 # ---------------------------------------------------------------- health
@@ -178,7 +175,7 @@ async def flush_cache(context: Context, timeout: float = 0.0) -> Response:
         await asyncio.sleep(FLUSH_RETRY_S)
         result = await context.tokenizer_manager.flush_cache()
     if not result.success:
-        raise BadRequest(f"the cache was not flushed: {result.message}")
+        raise BadRequest(result.message)
     return PlainTextResponse("Cache flushed.\n")
 
 

@@ -11,15 +11,16 @@ import socket
 import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from sgviz.config import HttpConfig
 from sgviz.errors import ConfigError, StartupError
-from sgviz.serving.http_protocol import GuardedConfig
+from sgviz.serving.http_protocol import GuardedConfig, GuardedProtocol
+from sgviz.serving.listeners import BACKLOG, open_port
 
-BACKLOG = 2048
 LAST_WORDS_S = 2.0  # for cancelled answers to say that the server stops
 
 
@@ -49,9 +50,16 @@ class ServerHandle:
 
     @classmethod
     async def start(
-        cls, app: FastAPI, host: str = "127.0.0.1", port: int = 0, http: HttpConfig | None = None
+        cls,
+        app: FastAPI,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        http: HttpConfig | None = None,
+        listener: socket.socket | None = None,
     ) -> ServerHandle:
         """Listen and return once requests are taken. Port 0 takes a free one; see `.port`.
+
+        `listener`: a bound socket in place of a new one.
 
         Raises:
             ConfigError: key and certificate cannot be used.
@@ -59,7 +67,7 @@ class ServerHandle:
         """
         http = http or HttpConfig()
         check_tls(http)
-        listener = _listen(host, port)
+        listener = listener or open_port(host, port)
         server = _Server(_config(app, http))
         task = asyncio.create_task(server.serve(sockets=[listener]), name="sgviz-http")
         up = asyncio.create_task(server.up.wait())
@@ -70,7 +78,8 @@ class ServerHandle:
         if not server.up.is_set():
             listener.close()
             task.result()
-        return cls(server, task, host, listener.getsockname()[1])
+        at = listener.getsockname()
+        return cls(server, task, host, at[1] if isinstance(at, tuple) else 0)
 
     async def stop(self, grace: float = 30.0) -> None:
         """Take no more connections, give running answers `grace` seconds, then cut them; idempotent."""
@@ -108,47 +117,43 @@ def _config(app: FastAPI, http: HttpConfig) -> GuardedConfig:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: GuardedConfig) -> None:
         super().__init__(config)
+        self._guarded = config
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            await super().startup([])  # the app, and no socket yet: uvicorn has no setting for the handshake
         except SystemExit:  # uvicorn's way to say it; in a loop that is not its own it would end the program
             raise StartupError("the app failed while starting (the log says why)") from None
+        for listener in sockets or ():
+            self.servers.append(await self._listen(listener))
         self.up.set()
+
+    async def _listen(self, listener: socket.socket) -> asyncio.Server:
+        """Serve on `listener` as uvicorn does; a client has read_timeout seconds for the handshake of TLS too."""
+        config = self._guarded
+        return await asyncio.get_running_loop().create_server(
+            self._protocol,
+            sock=listener,
+            ssl=config.ssl,
+            backlog=config.backlog,
+            ssl_handshake_timeout=config.read_timeout if config.is_ssl else None,
+        )
+
+    def _protocol(self) -> asyncio.Protocol:
+        state = self.lifespan.state
+        return GuardedProtocol(self._guarded, server_state=self.server_state, app_state=state)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a taken port shows at once and port 0 is known."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise StartupError(f"host {host!r} is no address of this machine: {error}") from error
-    listener = socket.socket(family, kind, proto)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise StartupError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for a free one"
-        ) from error
-    listener.setblocking(False)
-    return listener
-
-
 def check_address(host: str, port: int) -> None:
     """Raise StartupError if the address cannot be listened on, before a model is loaded for nothing."""
-    _listen(host, port).close()
+    open_port(host, port).close()
 
 
 def check_tls(http: HttpConfig) -> None:
@@ -162,8 +167,21 @@ def check_tls(http: HttpConfig) -> None:
         if http.ssl_ca_certs is not None:
             context.load_verify_locations(http.ssl_ca_certs)
     except (OSError, ValueError) as error:
+        if _password_is_wrong(http, error):
+            problem = "is locked; ssl_keyfile_password must open it, and none is given"
+            if http.ssl_keyfile_password:
+                problem = "is locked, and ssl_keyfile_password does not open it"
+            raise ConfigError(f"key {http.ssl_keyfile!r} {problem}", param="ssl_keyfile_password") from None
         raise ConfigError(
             f"key {http.ssl_keyfile!r} and certificate {http.ssl_certfile!r} cannot be used: {error}; both are "
             "PEM files that belong together, and a locked key needs ssl_keyfile_password",
             param="ssl_certfile",
         ) from None
+
+
+def _password_is_wrong(http: HttpConfig, error: Exception) -> bool:
+    """Whether the key is locked and stayed so. What is wrong otherwise is found in a key that was opened."""
+    if not isinstance(error, ssl.SSLError) or error.reason == "KEY_VALUES_MISMATCH":
+        return False
+    path = http.ssl_keyfile or http.ssl_certfile
+    return path is not None and b"ENCRYPTED" in Path(path).read_bytes()

@@ -48,6 +48,7 @@ class OpenAIServingEmbedding(VectorServing[EmbeddingRequest]):
             input_ids=given if kind == "input_ids" else None,
             dimensions=request.dimensions,
             extra_key=extra_key_of(request),
+            priority=request.priority,
         )
 
     def _whole_answer(
@@ -92,6 +93,7 @@ class ServingEncode(VectorServing[EncodeRequest]):
             input_ids=request.input_ids,
             dimensions=request.dimensions,
             extra_key=extra_key_of(request),
+            priority=request.priority,
         )
 
     def _whole_answer(self, exchange: Exchange[EncodeRequest], outputs: list[EngineOutput]) -> Any:

@@ -46,7 +46,11 @@ class CosineRanking(Ranking):
     before = 1
 
     def ask(self, request: RerankRequest) -> GenerateReqInput:
-        return EmbeddingReqInput(text=[request.query, *request.documents], extra_key=extra_key_of(request))
+        return EmbeddingReqInput(
+            text=[request.query, *request.documents],
+            extra_key=extra_key_of(request),
+            priority=request.priority,
+        )
 
     def scores(self, outputs: Sequence[EngineOutput]) -> list[float]:
         query = outputs[0]["embedding"]
@@ -75,7 +79,7 @@ class JudgeRanking(Ranking):
             )
             for text in request.documents
         ]
-        return scoring_input(prompts, self._labels(), extra_key_of(request))
+        return scoring_input(prompts, self._labels(), extra_key_of(request), request.priority)
 
     def scores(self, outputs: Sequence[EngineOutput]) -> list[float]:
         return [probabilities(output, softmax=True)[0] for output in outputs]

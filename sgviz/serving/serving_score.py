@@ -39,7 +39,9 @@ class OpenAIServingScore(VectorServing[ScoringRequest]):
         check_labels(request.label_token_ids, self.context.facts.vocab_size)
 
     async def _convert_to_internal_request(self, request: ScoringRequest) -> GenerateReqInput:
-        return scoring_input(request.prompts(), request.label_token_ids, extra_key_of(request))
+        return scoring_input(
+            request.prompts(), request.label_token_ids, extra_key_of(request), request.priority
+        )
 
     def _whole_answer(
         self, exchange: Exchange[ScoringRequest], outputs: list[EngineOutput]
@@ -66,7 +68,7 @@ def check_labels(labels: Sequence[int], vocab_size: int) -> None:
 
 
 def scoring_input(
-    prompts: list[str] | list[list[int]], labels: Sequence[int], extra_key: str | None
+    prompts: list[str] | list[list[int]], labels: Sequence[int], extra_key: str | None, priority: int | None
 ) -> GenerateReqInput:
     """A request that asks for the log-probabilities of `labels` behind each of `prompts`."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -77,6 +79,7 @@ def scoring_input(
         return_logprob=True,
         token_ids_logprob=list(labels),
         extra_key=extra_key,
+        priority=priority,
     )
 
 
@@ -88,4 +91,5 @@ def probabilities(output: EngineOutput, *, softmax: bool) -> list[float]:
         return values
     best = max(logprob for logprob, *_ in entries)
     weights = [math.exp(logprob - best) for logprob, *_ in entries]
-    return [weight / sum(weights) for weight in weights]
+    whole = sum(weights)
+    return [weight / whole for weight in weights]

@@ -9,7 +9,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sgviz.errors import BadRequest
+from starlette.responses import Response
+
+from sgviz.errors import BadRequest, Unavailable
 from sgviz.messages.generate import new_rid
 from sgviz.serving.arrivals import Arrival, text_chars
 from sgviz.serving.context import EngineOutput
@@ -50,8 +52,20 @@ class VectorServing(ServingBase[VR]):
     def _texts(self, request: VR) -> Sequence[object]:
         """The prompts, for the event of their arrival; those that are no texts count no characters."""
 
+    def _handle_non_streaming_request(self, exchange: Exchange[VR], outputs: list[EngineOutput]) -> Response:
+        refuse_aborted(outputs)
+        return super()._handle_non_streaming_request(exchange, outputs)
+
     def _open_stream(self, exchange: Exchange[VR]) -> AnswerStream:
         raise BadRequest(f"a {self.type_name} is answered whole", param="stream")
+
+
+def refuse_aborted(outputs: Sequence[EngineOutput]) -> None:
+    """Raise Unavailable if somebody ended a request: of a vector or a score, unlike of a text, there is no part."""
+    for output in outputs:
+        reason = output["meta_info"]["finish_reason"]
+        if reason["type"] == "abort":
+            raise Unavailable(reason.get("message") or "the request was aborted")
 
 
 def usage_of(outputs: Sequence[EngineOutput]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: str | list[str] | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    priority: Int64 | None = None
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):

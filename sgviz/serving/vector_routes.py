@@ -5,11 +5,10 @@ Imports: nothing of sgviz but this folder.
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI
 
 from sgviz.serving.context import ServingContext
-from sgviz.serving.routes import Body
+from sgviz.serving.routes import add_serving
 from sgviz.serving.serving_embedding import OpenAIServingEmbedding, ServingEncode
 from sgviz.serving.serving_rerank import OpenAIServingRerank
 from sgviz.serving.serving_score import OpenAIServingScore
@@ -25,25 +24,7 @@ def serve_vectors(app: FastAPI, context: ServingContext) -> None:
     app.state.openai_serving_rerank = OpenAIServingRerank(context)
 
 
-@router.post("/v1/embeddings")
-async def embeddings(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.openai_serving_embedding.handle_request(body, request)
-    return response
-
-
-@router.api_route("/encode", methods=["POST", "PUT"])
-async def encode(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.serving_encode.handle_request(body, request)
-    return response
-
-
-@router.post("/v1/score")
-async def score(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.openai_serving_score.handle_request(body, request)
-    return response
-
-
-@router.api_route("/v1/rerank", methods=["POST", "PUT"])
-async def rerank(body: Body, request: Request) -> Response:
-    response: Response = await request.app.state.openai_serving_rerank.handle_request(body, request)
-    return response
+add_serving(router, "/v1/embeddings", "openai_serving_embedding")
+add_serving(router, "/encode", "serving_encode", "POST", "PUT")
+add_serving(router, "/v1/score", "openai_serving_score")
+add_serving(router, "/v1/rerank", "openai_serving_rerank", "POST", "PUT")

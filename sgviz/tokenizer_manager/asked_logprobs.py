@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sgviz.errors import BadRequest, suggest
 from sgviz.messages import GenerateReqInput
+from sgviz.messages.logprob_start import check_start, settle_start
 
 NAME = "token_ids_logprob"
-MAX_INPUT_ENTRIES = 1_000_000  # log-probabilities of one prompt: positions times (1 + alternatives + ids)
 
 
 def spread_token_ids(
@@ -47,28 +47,16 @@ def _ids(value: object, vocab_size: int) -> list[int] | None:
 def start_of(one: GenerateReqInput, length: int) -> int:
     """The first of the `length` prompt tokens whose log-probability is wanted, -1 for none.
 
+    Of a turn of a session as it was asked for: it counts from the beginning of the context, which is the scheduler's.
+
     Raises:
         BadRequest: it lies outside the prompt, or the answer would have too many entries.
     """
-    start, name = one.logprob_start_len, "logprob_start_len"
-    if type(start) is not int or not -1 <= start <= length:
-        raise BadRequest(
-            f"{name} must be between -1 (no log-probabilities of the prompt) and the prompt's {length} tokens, "
-            f"got {start!r}",
-            param=name,
-        )
-    if start in (-1, length):
-        return -1
+    if one.session_params is not None:
+        return check_start(one.logprob_start_len)
     tops = one.top_logprobs_num
     assert isinstance(tops, int)
-    entries = (length - start) * (1 + tops + len(one.token_ids_logprob or ()))
-    if entries > MAX_INPUT_ENTRIES:
-        raise BadRequest(
-            f"{length - start} prompt tokens with {tops} alternatives and {len(one.token_ids_logprob or ())} chosen "
-            f"ids each are {entries} log-probabilities; at most {MAX_INPUT_ENTRIES} are given for one prompt",
-            param="top_logprobs_num",
-        )
-    return start
+    return settle_start(one.logprob_start_len, length, tops, len(one.token_ids_logprob or ()))
 
 
 def token_ids_of(one: GenerateReqInput) -> list[int] | None:

@@ -91,8 +91,11 @@ class RequestRun:
         if not self._trace.on or any(state.dispatched for state in self._states):
             return
         obj = self._obj
+        ended = {state.rid for state in self._states if state.finished}  # membership only
         named = [] if obj.rid is None else prompt_rids(obj.rid, None if obj.is_single else len(obj.prompts))
         for rid in dict.fromkeys((*[state.rid for state in self._states], *named)):
+            if rid in ended:
+                continue  # its end has been told
             body = RequestRefused(
                 rid=rid, where="tokenizer", status=status, why=why, reason=reason, prompt_tokens=self._counted.get(rid)
             )  # fmt: skip
@@ -114,7 +117,8 @@ class RequestRun:
             return  # while they waited
         tokenized = [await self._tokenize(state, state.obj) for state in self._answers]
         for state, message in zip(self._answers, tokenized):
-            self._table.dispatch(state, message)
+            if message is not None:
+                self._table.dispatch(state, message)
 
     async def _launch_copies(self, prompts: list[GenerateReqInput], outer: list[Family]) -> None:
         n = _params(prompts[0]).n
@@ -123,7 +127,8 @@ class RequestRun:
         await self._enter(warm_ups)
         tokenized = [await self._tokenize(state, prompt) for state, prompt in zip(warm_ups, prompts)]
         for state, message in zip(warm_ups, tokenized):
-            self._table.dispatch(state, _for_state(message, state, with_input=True))
+            if message is not None:
+                self._table.dispatch(state, _for_state(message, state, with_input=True))
         await self._until_finished(warm_ups)
         copies = [
             self._register(_copy(prompt, sample), families[i], i * n + sample)
@@ -145,15 +150,18 @@ class RequestRun:
 
         await self._flow.enter(self._waiter, given_up, ended)
 
-    def _send_copy(self, state: ReqState, message: TokenizedGenerateReqInput, warm_up: ReqState) -> None:
+    def _send_copy(
+        self, state: ReqState, message: TokenizedGenerateReqInput | None, warm_up: ReqState
+    ) -> None:
         if state.finished:
             return
         reason = warm_up.finish_reason
-        if reason is not None and reason.type == "abort":
+        if reason is not None and (reason.type == "abort" or message is None):
             state.prompt_tokens = warm_up.prompt_tokens
             self._table.finish(state, reason)
             state.wake()
             return
+        assert message is not None, "only what ended before it was sent has none"
         state.cached_before = warm_up.cached_tokens
         state.logprobs.share_input(warm_up.logprobs)
         state.stats.tokenize_start = warm_up.stats.tokenize_start
@@ -176,14 +184,20 @@ class RequestRun:
         self._states.append(state)
         return state
 
-    async def _tokenize(self, state: ReqState, prompt: GenerateReqInput) -> TokenizedGenerateReqInput:
+    async def _tokenize(self, state: ReqState, prompt: GenerateReqInput) -> TokenizedGenerateReqInput | None:
+        """The message to send; None if the request has ended before it could be: of that nothing more is told."""
+
         def counted(tokens: int) -> None:
             state.prompt_tokens = tokens
             self._counted.update({rid: tokens for rid in (state.rid, prompt.rid) if isinstance(rid, str)})
 
+        if state.finished:
+            return None
         state.stats.tokenize_start = self._clock.now()
         message = await self._preparer.tokenize(prompt, state.stats, counted)
         state.stats.tokenize_finish = self._clock.now()
+        if state.finish_reason is not None:
+            return None  # while a long text was tokenized
         self._note_tokenized(state, message)
         return message
 

@@ -2,18 +2,20 @@
 
 Mirrors the control part of SGLang's TokenizerManager. One scheduler, so one answer to each question; what pauses,
 continues and changes weights reaches it one by one. One asyncio loop owns a desk.
-Imports: messages, errors, this folder.
+Imports: messages, events, errors, this folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sgviz.channel import Sender
 from sgviz.errors import BadRequest, Unavailable, from_status
+from sgviz.events.schema import WeightsRenamed
+from sgviz.events.tracer import Tracer
 from sgviz.messages.flow import (
     LOAD_FORMATS,
     PAUSE_MODES,
@@ -35,14 +37,21 @@ from sgviz.messages.flow import (
     UpdateWeightFromDiskReqOutput,
 )
 from sgviz.messages.generate import new_rid
+from sgviz.messages.workers import (
+    HoldForWeightsReq,
+    PauseContinueBroadcastReq,
+    ReleaseAfterWeightsReq,
+    WeightsNamedReq,
+)
+from sgviz.tokenizer_manager.crew import Crew
 from sgviz.tokenizer_manager.flow import Flow
+from sgviz.tokenizer_manager.follower import ABORTED_BY_PAUSE, ABORTED_FOR_WEIGHTS
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.table import RequestTable
 from sgviz.tokenizer_manager.weights import Weights
 
-ABORTED_BY_PAUSE = "the request was aborted: generation is paused"
-ABORTED_FOR_WEIGHTS = "the request was aborted: the weights are being replaced"
 ANSWER_TIMEOUT_S = 60.0  # a running scheduler answers at its next turn, which may be behind a long forward
+MAX_STEPS = 1_000_000_000  # of a profile
 LOAD_TIMEOUT_S = 3600.0  # of weights; a scheduler that dies meanwhile is noticed at once
 
 
@@ -51,6 +60,7 @@ class ControlDesk:
 
     Args:
         start: begins to receive, if that is not so. refusal: why nothing is taken any more, if that is so.
+        crew: the tokenizer workers, to which pauses and names of weights apply as well.
     """
 
     def __init__(
@@ -60,14 +70,18 @@ class ControlDesk:
         table: RequestTable,
         flow: Flow,
         weights: Weights,
+        trace: Tracer,
         start: Callable[[], None],
         refusal: Callable[[], str | None],
+        crew: Crew,
     ) -> None:
+        self._crew = crew
         self.weights = weights
         self._sender = sender
         self._replies = replies
         self._table = table
         self._flow = flow
+        self._trace = trace
         self._start = start
         self._refusal = refusal
         self._one_at_a_time = asyncio.Lock()
@@ -85,7 +99,8 @@ class ControlDesk:
                 KV, in_place keeps it where it is: both go on after `continue_generation` as if nothing had been.
 
         Raises:
-            BadRequest: another mode. Unavailable: the engine is gone.
+            BadRequest: another mode, or the pause was ended before everything stood still. Unavailable: the engine is
+                gone, or did not come to rest in time; then nothing is paused, unless it was before.
         """
         if mode not in PAUSE_MODES:
             raise BadRequest(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", param="mode")
@@ -147,8 +162,10 @@ class ControlDesk:
         Raises:
             BadRequest: a profile is under way, or it cannot be made this way.
         """
-        if num_steps is not None and num_steps < 1:
-            raise BadRequest(f"num_steps must be at least 1, got {num_steps}", param="num_steps")
+        if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
+            raise BadRequest(
+                f"num_steps must be between 1 and {MAX_STEPS:,}, got {num_steps}", param="num_steps"
+            )
         question = StartProfileReqInput(
             id=new_rid(), output_dir=output_dir, num_steps=num_steps,
             activities=tuple(activities) if activities else None, with_stack=with_stack,
@@ -175,16 +192,19 @@ class ControlDesk:
         assert isinstance(reply, GetLoadsReqOutput)
         return reply.load
 
-    async def update_weight_version(self, new_version: str, abort_all_requests: bool = False) -> None:
-        """Name the weights otherwise, without changing them."""
-        if abort_all_requests:
-            self._table.abort_all(ABORTED_FOR_WEIGHTS)
-        self.weights.version = new_version
+    async def update_weight_version(self, new_version: str, abort_all_requests: bool = True) -> None:
+        """Name the weights otherwise, without changing them.
+
+        Requests under way are ended before that, or else go on, and their answers tell from which token on the name
+        is another.
+        """
+        await self._whole(self._rename(new_version, abort_all_requests))
 
     def release(self) -> None:
         """End a pause without waiting: the engine is about to end, and what runs may do so before."""
         if self.is_paused:
             self._flow.go_on()
+            self._crew.tell(PauseContinueBroadcastReq(id="", mode=None))
             with suppress(Unavailable):  # it is gone, and nobody waits for it
                 self._sender.send(ContinueGenerationReqInput(id=""))
 
@@ -199,21 +219,38 @@ class ControlDesk:
 
     async def _pause(self, mode: PauseMode) -> int:
         self._check_alive()
+        before = self._flow.mode
         self._flow.pause(mode)
         if mode == "abort":
-            self._table.abort_all(ABORTED_BY_PAUSE)
-            await self._flow.all_left(mode)
-            self._check_alive()
-            return 0
+            return await self._abort_and_wait()
         async with self._one_at_a_time:
-            reply = await self._ask(PauseGenerationReqInput(id=new_rid(), mode=mode))
+            try:
+                await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=mode))
+                reply = await self._ask(PauseGenerationReqInput(id=new_rid(), mode=mode))
+            except Unavailable as error:
+                if self._refusal() is not None or before is not None:
+                    raise
+                self.release()
+                raise Unavailable(f"{error.message}, so nothing is paused") from None
         assert isinstance(reply, PauseGenerationReqOutput)
         return reply.requests
+
+    async def _abort_and_wait(self) -> int:
+        self._table.abort_all(ABORTED_BY_PAUSE)
+        all_left = self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode="abort"))
+        await self._flow.all_left("abort")
+        await all_left
+        self._check_alive()
+        if self._flow.mode != "abort":
+            now = f"a pause with mode {self._flow.mode}" if self._flow.mode else "continue_generation"
+            raise BadRequest(f"the pause with mode abort was ended by {now} before every request had ended")
+        return 0
 
     async def _continue(self) -> None:
         async with self._one_at_a_time:
             await self._ask(ContinueGenerationReqInput(id=new_rid()))
             self._flow.go_on()
+            await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=None))
 
     async def _update(
         self, question: UpdateWeightFromDiskReqInput, abort_all: bool
@@ -221,20 +258,63 @@ class ControlDesk:
         self._check_alive()
         if abort_all:
             self._table.abort_all(ABORTED_FOR_WEIGHTS)
-        async with self._flow.changing_weights(), self._one_at_a_time:
+        async with self._all_held(abort_all), self._one_at_a_time:
             reply = await self._ask(question, LOAD_TIMEOUT_S)
             assert isinstance(reply, UpdateWeightFromDiskReqOutput)
             self.weights.model_path, self.weights.version = question.model_path, question.weight_version
             for rid, tokens in reply.progress.items():
                 if (state := self._table.rid_to_state.get(rid)) is not None:
                     state.weight_changes.append((tokens, question.weight_version))
+            named = WeightsNamedReq(
+                id=new_rid(), model_path=question.model_path, weight_version=question.weight_version,
+                progress=reply.progress,
+            )  # fmt: skip
+            await self._crew.ask(named)
         return reply
 
-    async def _ask(self, question: FlowQuestion, timeout: float = ANSWER_TIMEOUT_S) -> ControlReqOutput:
+    @asynccontextmanager
+    async def _all_held(self, abort_all: bool) -> AsyncIterator[None]:
+        """No request goes on or is under way, here or in a worker. The gate here, which tells of it, opens first."""
+        why = ABORTED_FOR_WEIGHTS if abort_all else ""
+        try:
+            async with self._flow.changing_weights(all_end=abort_all):
+                await self._crew.ask(HoldForWeightsReq(id=new_rid(), abort_all=why))
+                yield
+        finally:
+            await self._crew.ask(ReleaseAfterWeightsReq(id=new_rid()))
+
+    async def _rename(self, version: str, abort_all: bool) -> None:
+        self._check_alive()
+        async with self._one_at_a_time:
+            if abort_all:
+                ending = list(self._table.rid_to_state.values())
+                self._table.abort_all(ABORTED_FOR_WEIGHTS)
+                await self._flow.until(lambda: all(state.finished for state in ending))
+                self._check_alive()
+            live = [state for state in self._table.rid_to_state.values() if state.dispatched]
+            progress = tuple((state.rid, state.completion_tokens) for state in live)
+            if self._trace.on:
+                body = WeightsRenamed(weight_version=version, before=self.weights.version, progress=progress)
+                self._trace.emit(body)
+                self._trace.flush()
+            self.weights.version = version
+            why = ABORTED_FOR_WEIGHTS if abort_all else ""
+            named = WeightsNamedReq(
+                id=new_rid(),
+                model_path=self.weights.model_path,
+                weight_version=version,
+                renamed=True,
+                abort_all=why,
+            )
+            for state in live:
+                state.weight_changes.append((state.completion_tokens, version))
+            await self._crew.ask(named)
+
+    async def _ask(self, question: FlowQuestion, timeout: float | None = None) -> ControlReqOutput:
         """The scheduler's answer. Raises what it refused, Unavailable if it is gone or silent."""
         self._start()
         self._check_alive()
-        reply = await self._replies.ask(question, timeout)
+        reply = await self._replies.ask(question, ANSWER_TIMEOUT_S if timeout is None else timeout)
         assert isinstance(reply, ControlReqOutput)
         if not reply.success:
             raise from_status(reply.status, reply.message, param=reply.param)

@@ -28,10 +28,12 @@ class Flow:
     """Open, or closed by a pause, or by a change of weights.
 
     Args:
-        time: stands still while it is closed: for the time limits of requests.
+        time: stands still in a pause, and while weights are changed: for the time limits of requests. While such a
+            change still waits for those under way it goes on, or one that never ends would hold up all others for ever.
 
     Attributes:
         mode: of the pause, if there is one.
+        elsewhere: how many requests are under way in other processes.
     """
 
     def __init__(self, trace: Tracer, clock: Clock, time: EngineTime) -> None:
@@ -40,11 +42,13 @@ class Flow:
         self._clock = clock
         self._time = time
         self._writers = 0
+        self._writing = 0
         self._closed_as: tuple[str, int] | None = None
         self._refusal: str | None = None
         self._waiting: dict[int, asyncio.Event] = {}
         self._inside: dict[int, Ended] = {}
         self._news = asyncio.Event()
+        self.elsewhere: Callable[[], int] = int
 
     @property
     def is_closed(self) -> bool:
@@ -98,22 +102,40 @@ class Flow:
         self._settle()
 
     @asynccontextmanager
-    async def changing_weights(self) -> AsyncIterator[None]:
-        """Nobody is under way, or stands still in a pause, and nobody goes on until it is left."""
+    async def changing_weights(self, *, all_end: bool = False) -> AsyncIterator[None]:
+        """Nobody is under way, or stands still in a pause, and nobody goes on until it is left.
+
+        `all_end`: those under way were aborted, so they are waited for in a pause too.
+        """
         self._writers += 1
         self._settle()
         try:
-            await self.all_left(None)
-            yield
+            if all_end:
+                await self.until(self._is_empty)
+            else:
+                await self.all_left(None)
+            self._writing += 1
+            self._settle()
+            try:
+                yield
+            finally:
+                self._writing -= 1
         finally:
             self._writers -= 1
             self._settle()
 
     async def all_left(self, mode: PauseMode | None) -> None:
         """Wait until no request is under way, or the pause is another than `mode` (None: there is none)."""
-        while self.mode == mode and any(not ended() for ended in self._inside.values()):
+        await self.until(lambda: self.mode != mode or self._is_empty())
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until that is so; asked again whenever a request ends, a pause begins or ends, or weights change."""
+        while not true():
             self._news.clear()
             await self._news.wait()
+
+    def _is_empty(self) -> bool:
+        return all(ended() for ended in self._inside.values())
 
     def _settle(self) -> None:
         """Tell what has changed, and wake whom it concerns."""
@@ -122,7 +144,7 @@ class Flow:
         if mode != (before[0] if before else None):
             self._tell(before, mode)
             self._closed_as = (mode, self._clock.now()) if mode else None
-        if mode:
+        if self.mode or self._writing:
             self._time.stand_still()
         else:
             self._time.go_on()
@@ -135,7 +157,7 @@ class Flow:
         if before is not None:
             self._trace.emit(GenerationContinued(mode=before[0], since_ns=before[1]))
         if mode is not None:
-            self._trace.emit(GenerationPaused(mode=mode, requests=len(self._inside)))
+            self._trace.emit(GenerationPaused(mode=mode, requests=len(self._inside) + self.elsewhere()))
 
     def _wake(self) -> None:
         for event in self._waiting.values():

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from sgviz.channel import AsyncReceiver, Sender
+from sgviz.channel import Sender
 from sgviz.errors import SgvizError, Unavailable
 from sgviz.events.clock import Clock
 from sgviz.events.schema import ResponseFinished
@@ -25,18 +25,20 @@ from sgviz.messages import (
     GenerateReqInput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
-    ToTokenizer,
 )
 from sgviz.messages.generate import new_rid
+from sgviz.messages.workers import AbortBroadcastReq
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.control_desk import ControlDesk
+from sgviz.tokenizer_manager.crew import Crew, NoCrew
 from sgviz.tokenizer_manager.deadlines import Deadlines
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
 from sgviz.tokenizer_manager.engine_time import EngineTime
 from sgviz.tokenizer_manager.flow import Flow
+from sgviz.tokenizer_manager.follower import Follower
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
-from sgviz.tokenizer_manager.receive import ResultReceiver
+from sgviz.tokenizer_manager.receive import Incoming, ResultReceiver
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.request_log import RequestLog, live_request
 from sgviz.tokenizer_manager.session_desk import SessionDesk
@@ -66,6 +68,7 @@ class TokenizerManager:
         weights: those that the engine begins with.
         request_timeout: seconds after which a request ends with 503; None: never.
         request_log: writes lines about requests; None: nothing is logged of them.
+        crew: tokenizer workers that this one leads. is_worker: it is one, so pauses are told by its leader.
         on_failure: told why when nothing can be received any more, after every waiter got its error.
     """
 
@@ -74,7 +77,7 @@ class TokenizerManager:
         *,
         codec: TextCodec,
         sender: Sender,
-        receiver: AsyncReceiver[ToTokenizer],
+        receiver: Incoming,
         trace: Tracer,
         limits: Limits,
         clock: Clock | None = None,
@@ -83,41 +86,46 @@ class TokenizerManager:
         request_timeout: float | None = None,
         weights: Weights | None = None,
         request_log: RequestLog | None = None,
+        crew: Crew | None = None,
+        is_worker: bool = False,
     ) -> None:
+        self._crew = crew = crew or NoCrew()
         self._log = request_log or RequestLog()
         self.limits = limits
         self._on_failure = on_failure
         self._sender = sender
         self._trace = trace
         self._clock = clock = clock or trace.clock
+        weights = weights or Weights()
         self._table = RequestTable(sender=sender, trace=trace, clock=clock)
         self._preparer = Preparer(codec, limits)
-        weights = weights or Weights()
         self._builder = OutputBuilder(unix_offset_ns, weights)
         self._time = EngineTime()
         request_time = EngineTime(self._time)
-        self._flow = Flow(trace, clock, request_time)
+        self._flow = Flow(Tracer(trace.component, None) if is_worker else trace, clock, request_time)
+        self._flow.elsewhere = lambda: crew.live
+        self.follower = Follower(self._table, self._flow, weights, trace)
         self._table.on_end = self._flow.note
         self._deadlines = (
             Deadlines(self._table, request_time, request_timeout) if request_timeout is not None else None
         )
-        self._replies = Replies(sender, self._time)
-        self.sessions = SessionDesk(self._replies, self.start)
-        self.debug = DebugDesk(sender, self._replies, self._time)
-        self.control = ControlDesk(
-            sender, self._replies, self._table, self._flow, weights, self.start, lambda: self._refusal
-        )
-        self._results = ResultReceiver(
-            receiver=receiver,
-            table=self._table,
-            replies=self._replies,
-            desk=self.debug,
-            codec=codec,
-            trace=trace,
-            clock=clock,
-        )
         self._loop_task: asyncio.Task[None] | None = None
         self._refusal: str | None = None
+        self._open_desks(weights)
+        self._results = ResultReceiver(
+            receiver=receiver, table=self._table, replies=self._replies, desk=self.debug, codec=codec,
+            trace=trace, clock=clock,
+        )  # fmt: skip
+
+    def _open_desks(self, weights: Weights) -> None:
+        """Where questions are put to the scheduler, by subject."""
+        self._replies = Replies(self._sender, self._time)
+        self.sessions = SessionDesk(self._replies, self.start)
+        self.debug = DebugDesk(self._sender, self._replies, self._time)
+        self.control = ControlDesk(
+            self._sender, self._replies, self._table, self._flow, weights, self._trace, self.start,
+            lambda: self._refusal, self._crew,
+        )  # fmt: skip
 
     @property
     def rid_to_state(self) -> dict[str, ReqState]:
@@ -132,7 +140,8 @@ class TokenizerManager:
     def live_requests(self) -> list[dict[str, Any]]:
         """Of every live request: what was asked (long texts in part), how far it is, for how long it has lived."""
         now = self._clock.now()
-        return [live_request(state, now) for state in self.rid_to_state.values()]
+        own = [live_request(state, now) for state in self.rid_to_state.values()]
+        return own + self._crew.live_requests()
 
     def start(self) -> None:
         """Start receiving on the running loop; done by the first request if not before."""
@@ -195,6 +204,7 @@ class TokenizerManager:
         Exactly that name: requests whose name begins alike run on. Unknown, empty and repeated names do
         nothing. The answer ends with finish_reason abort and the text so far.
         """
+        self._crew.tell(AbortBroadcastReq(rid=rid, abort_all=abort_all, message=ABORTED_BY_CALLER))
         if abort_all:
             self._table.abort_all(ABORTED_BY_CALLER)
         elif rid:
@@ -223,7 +233,7 @@ class TokenizerManager:
                 raise Unavailable(why) from None
             raise
         assert isinstance(reply, GetInternalStateReqOutput)
-        reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state)
+        reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state) + self._crew.live
         reply.state["parked"] = self.debug.status.parked  # by a debugger: time limits stand still
         return reply
 

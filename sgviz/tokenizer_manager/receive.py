@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
-from sgviz.channel import AsyncReceiver
 from sgviz.errors import SgvizError
 from sgviz.events.clock import Clock
 from sgviz.events.schema import OutputReceived
@@ -41,13 +41,19 @@ BATCH_NOTIFY_SIZE = 16  # waiters woken before others get a turn
 ABORTED_IN_QUEUE = "the request was aborted while it waited in the scheduler's queue"
 
 
+class Incoming(Protocol):
+    """Where messages come from: the socket, or what takes some of them for itself before."""
+
+    async def recv(self) -> ToTokenizer: ...
+
+
 class ResultReceiver:
     """Takes what comes back; `signs` say when anything came, and from whom."""
 
     def __init__(
         self,
         *,
-        receiver: AsyncReceiver[ToTokenizer],
+        receiver: Incoming,
         table: RequestTable,
         replies: Replies,
         desk: DebugDesk,

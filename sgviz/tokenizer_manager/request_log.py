@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,10 +67,16 @@ class OpenEntry:
         for output in item if isinstance(item, list) else [item]:
             self.outputs[output.get("index")] = output
 
+    @property
+    def _complete(self) -> bool:
+        """All is there that was asked for: whoever has that may close what gave it."""
+        ends = [output["meta_info"].get("finish_reason") for output in self.outputs.values()]
+        return bool(ends) and all(ends)
+
     def closed(self, error: BaseException | None) -> None:
         """Log the end: by an answer, or by `error` (also that the caller left)."""
         told: dict[str, Any] = {"rid": self.rid, "seconds": round(time.monotonic() - self.started, 6)}
-        if error is not None:
+        if error is not None and not (isinstance(error, GeneratorExit) and self._complete):
             told["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         answers = [_answered(output, self.level) for output in self.outputs.values()]
         if answers:
@@ -130,11 +136,14 @@ def _answered(output: Output, level: int) -> dict[str, Any]:
 
 
 def _cut(value: Any, level: int) -> Any:
-    """At level 2 the beginning, and how much more there is."""
-    if level >= 3 or not isinstance(value, str | list) or len(value) <= SHOWN:
+    """At level 2 the beginning, and how much more there is; a sequence of any kind (`Grown`, too) as a list."""
+    if not isinstance(value, Sequence):
         return value
-    more = f"... ({len(value) - SHOWN} more)"
-    return value[:SHOWN] + more if isinstance(value, str) else [*value[:SHOWN], more]
+    shown = len(value) if level >= 3 else SHOWN
+    more = f"... ({len(value) - shown} more)" if len(value) > shown else ""
+    if isinstance(value, str):
+        return value[:shown] + more
+    return [*value[:shown], more] if more else list(value)
 
 
 def _write(event: str, form: str, told: dict[str, Any]) -> None:

@@ -6,30 +6,21 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
 from sgviz.virtual.host import ActorClock, HostModel
-from sgviz.worker.protocol import BatchResult, Launch, NewWeights, Worker
+from sgviz.worker.protocol import BatchResult, Launch, Worker
+from sgviz.worker.steps import AroundWorker
 
 
-class ChargingWorker:
+class ChargingWorker(AroundWorker):
     """A worker whose results cost their processing once they are there."""
 
     def __init__(self, worker: Worker, clock: ActorClock, model: HostModel) -> None:
-        self.info = worker.info
-        self._worker = worker
+        super().__init__(worker)
         self._clock = clock
         self._model = model
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         cost = self._model.process_ns(len(batch.reqs))
-        return _ChargingLaunch(self._worker.launch(batch, delay_sample=delay_sample), self._clock, cost)
-
-    def forget(self, rows: list[int]) -> None:
-        self._worker.forget(rows)
-
-    def load_weights(self, model_path: str) -> NewWeights:
-        return self._worker.load_weights(model_path)
-
-    def close(self) -> None:
-        self._worker.close()
+        return _ChargingLaunch(super().launch(batch, delay_sample=delay_sample), self._clock, cost)
 
 
 class _ChargingLaunch:

@@ -34,6 +34,7 @@ from sgviz.worker.kv_budget import (
     kv_tokens,
     usable_context,
 )
+from sgviz.worker.torch_threads import one_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +98,9 @@ class ModelRunner:
 
     def load(self, folder: Path) -> Loaded:
         """The model in `folder` as this runner would run it; what runs is not touched. Raises StartupError."""
-        model = self._load_model(folder)
-        return Loaded(load_config(folder), model, self._graph_of(model))
+        with one_thread():  # another thread than the stream's
+            model = self._load_model(folder)
+            return Loaded(load_config(folder), model, self._graph_of(model))
 
     def put(self, loaded: Loaded) -> None:
         """Run `loaded` from now on. On the stream, between two forwards."""

@@ -2,6 +2,7 @@
 
 Mirrors SGLang's profiler mixin of the scheduler. Simplified: one rank; no stages, no memory snapshots. Every forward
 is a span of the scheduler's thread, named by its batch, so that a trace shows something on a device without torch too.
+torch can watch one profile a process, and ends the process where there are two: the claim below keeps them apart.
 Imports: batch, errors, worker.protocol, torch.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +25,32 @@ from sgviz.worker.protocol import Launch
 DIR_VARIABLE = "SGVIZ_TORCH_PROFILER_DIR"
 ACTIVITIES = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA}
 NAME_CHARS = "-_."  # beside letters and digits
+
+
+class ProfilerClaim:
+    """Who has torch's profiler, if anybody; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: Path | None = None
+
+    def take(self, path: Path) -> None:
+        """It is for the profile into `path`. Raises BadRequest if another has it."""
+        with self._lock:
+            if self._holder is not None:
+                raise BadRequest(
+                    f"a profile of this process is under way already, into {self._holder}, of another engine in it; "
+                    "torch makes one at a time"
+                )
+            self._holder = path
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._holder = None
+
+
+# torch's profiler belongs to the process, so the claim on it does too; torch cannot be asked who has it
+profiler_claim = ProfilerClaim()
 
 
 class Profiler:
@@ -68,7 +96,13 @@ class Profiler:
         return self._left == 0 and self._newest is not None and self._newest.done()
 
     def start(self) -> None:
-        self._profile.start()
+        """Begin. Raises BadRequest if another profile of this process is under way, RuntimeError if torch cannot."""
+        profiler_claim.take(self.path)
+        try:
+            self._profile.start()
+        except BaseException:
+            profiler_claim.give_back()
+            raise
 
     def around(self, batch: ScheduleBatch, launch: Callable[[], Launch]) -> Launch:
         """Make a span of the launch of `batch`, and count it."""
@@ -80,7 +114,10 @@ class Profiler:
 
     def stop(self) -> None:
         """End it and write the file, whole or not at all. Raises OSError if it cannot be written."""
-        self._profile.stop()
+        try:
+            self._profile.stop()
+        finally:
+            profiler_claim.give_back()
         part = self.path.with_name(f".{self.path.name}")  # the suffix says that it is packed
         self._profile.export_chrome_trace(str(part))
         os.replace(part, self.path)
@@ -107,7 +144,7 @@ def _writable(output_dir: str | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: of a NUL in it
         raise BadRequest(
             f"output_dir {str(folder)!r} cannot be written: {error}", param="output_dir"
         ) from None

@@ -73,6 +73,14 @@ class DeviceTimes:
     copy_end_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorFailure:
+    """Why a logit processor gave no logits. `is_refusal`: it does not take the request's custom_params."""
+
+    why: str
+    is_refusal: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class GenerationBatchResult(DeviceTimes):
     """What a forward gave, in the order of the batch's requests.
@@ -83,7 +91,7 @@ class GenerationBatchResult(DeviceTimes):
         top_logprobs: by request `(logprob, token id)`, best first; empty for those who did not ask.
         token_ids_logprobs: by request, of the ids that it asked for, or None if nobody asked.
         input_logprobs: by request, of the prompt tokens that follow positions of this forward, or None likewise.
-        failures: why members (by their place) have no token: their logit processor raised. The others have theirs.
+        failures: why members (by their place) have no token: their logit processor failed. The others have theirs.
         nan_members: members (by their place) whose logits held a NaN. Neither their token nor the KV that this forward
             wrote for them means anything.
         can_run_cuda_graph: the device replayed a captured CUDA graph.
@@ -96,7 +104,7 @@ class GenerationBatchResult(DeviceTimes):
     top_logprobs: list[Pairs] | None = None
     token_ids_logprobs: list[Pairs] | None = None
     input_logprobs: list[InputLogprobs | None] | None = None
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, ProcessorFailure] = field(default_factory=dict)
     nan_members: list[int] = field(default_factory=list)
     can_run_cuda_graph: bool = False
 

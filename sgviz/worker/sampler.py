@@ -5,7 +5,7 @@ clean-up, then argmax for greedy rows, and for the others temperature, softmax, 
 Different from it: every draw is the inverse CDF at a number hashed from (seed, place in the output), so a row's token
 depends on that row alone; a row is sorted only as far as its filters reach; and what a grammar bars stays barred
 whatever a logit processor does. Two ids with the same probability rank by token id.
-Imports: batch, worker.penalties, worker.random_bits, worker.sampling_batch, worker.logit_processors, torch.
+Imports: batch, torch, and the parts of worker that it ties together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sgviz.batch.vocab_mask import WORD_BITS, VocabMask
 from sgviz.worker.input_part import InputPart
 from sgviz.worker.logit_processors import LogitProcessors
 from sgviz.worker.penalties import PenaltyState
+from sgviz.worker.protocol import ProcessorFailure
 from sgviz.worker.random_bits import uniforms
 from sgviz.worker.sampling_batch import SamplingBatch, SamplingColumns
 
@@ -52,7 +53,7 @@ class Sampled:
     top_ids: Tensor | None = None
     token_ids_logprobs: Tensor | None = None
     inputs: list[InputPart] = field(default_factory=list)
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, ProcessorFailure] = field(default_factory=dict)
     nan_members: list[int] = field(default_factory=list)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Sampled:
@@ -95,14 +96,30 @@ class Sampler:
             return Sampled(tokens=tokens, nan_members=nan_members)
         self._edit(logits, batch)
         failures = self._processors.apply(logits, columns.processed) if columns.processed else {}
-        if columns.processed and batch.vocab_mask is not None:
-            self._mask(logits, batch.vocab_mask)
+        if columns.processed:
+            if batch.vocab_mask is not None:
+                self._mask(logits, batch.vocab_mask)
+            self._find_barred(logits, columns, failures)
         nan_members = self._cleaned(logits, batch)
         sampled = Sampled(tokens=self._tokens(logits, batch), failures=failures, nan_members=nan_members)
         if len(columns.asked):
             self._add_logprobs(sampled, logits, columns)
         self._count(sampled.tokens, batch)
         return sampled
+
+    def _find_barred(
+        self, logits: Tensor, columns: SamplingColumns, failures: dict[int, ProcessorFailure]
+    ) -> None:
+        """Add to `failures` the members whose processors left them no id (of those that their grammar allows)."""
+        members = [i for one in columns.processed for i in one.members if i not in failures]
+        barred: list[bool] = (logits[members].amax(-1) == -torch.inf).tolist()
+        failures.update(
+            {
+                i: ProcessorFailure("it bars every id that could come next")
+                for i, none in zip(members, barred)
+                if none
+            }
+        )
 
     def forget(self, rows: list[int]) -> None:
         """The rows are free again."""

@@ -13,16 +13,14 @@ from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.worker.protocol import Launch, NewWeights, Worker
 
 
-class SlowWorker:
-    """Sleeps `seconds` before each launch."""
+class AroundWorker:
+    """Does what the worker in it does."""
 
-    def __init__(self, worker: Worker, seconds: float) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.info = worker.info
         self._worker = worker
-        self._seconds = seconds
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
-        time.sleep(self._seconds)
         return self._worker.launch(batch, delay_sample=delay_sample)
 
     def forget(self, rows: list[int]) -> None:
@@ -35,24 +33,26 @@ class SlowWorker:
         self._worker.close()
 
 
-class WatchedWorker:
+class SlowWorker(AroundWorker):
+    """Sleeps `seconds` before each launch."""
+
+    def __init__(self, worker: Worker, seconds: float) -> None:
+        super().__init__(worker)
+        self._seconds = seconds
+
+    def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
+        time.sleep(self._seconds)
+        return super().launch(batch, delay_sample=delay_sample)
+
+
+class WatchedWorker(AroundWorker):
     """Calls `around(batch, launch)` for each launch, which must call `launch` and return what it gives."""
 
     def __init__(
         self, worker: Worker, around: Callable[[ScheduleBatch, Callable[[], Launch]], Launch]
     ) -> None:
-        self.info = worker.info
-        self._worker = worker
+        super().__init__(worker)
         self._around = around
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         return self._around(batch, lambda: self._worker.launch(batch, delay_sample=delay_sample))
-
-    def forget(self, rows: list[int]) -> None:
-        self._worker.forget(rows)
-
-    def load_weights(self, model_path: str) -> NewWeights:
-        return self._worker.load_weights(model_path)
-
-    def close(self) -> None:
-        self._worker.close()

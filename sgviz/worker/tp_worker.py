@@ -9,6 +9,7 @@ overlap client; simplified: one rank. Imports: batch, model, worker, torch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -113,13 +114,18 @@ class TpModelWorker:
             max_running_requests=max_running_requests,
             mem_fraction_static=mem_fraction_static,
         )
-        self.runner = ModelRunner(
-            resolve_model(model_path),
-            dtype=resolve_dtype(dtype, self.device),
-            device=self.device,
-            memory=memory,
-            context_length=context_length,
-            quantization=quantization,
+        wanted = resolve_dtype(dtype, self.device)
+        self._stream = CpuStream("sgviz-forward")
+        self._threads = None if torch_threads is None else TorchThreads(torch_threads)
+        self.runner = self._on_stream(
+            lambda: ModelRunner(
+                resolve_model(model_path),
+                dtype=wanted,
+                device=self.device,
+                memory=memory,
+                context_length=context_length,
+                quantization=quantization,
+            )
         )
         self.info = replace(self._describe(), embedding=embedding, is_generation=is_generation)
         self._random_seed = random_seed
@@ -127,11 +133,24 @@ class TpModelWorker:
         self._future_map = FutureMap(device=self.device)
         self._sampling: SamplingBatch | None = None
         self._cuda = CudaStreams(self.device) if self.device.type == "cuda" else None
-        self._stream = CpuStream("sgviz-forward")
         self._embedding = self._embedding_forward(embedding) if embedding is not None else None
-        self._threads = None if torch_threads is None else TorchThreads(torch_threads)
-        if self._threads is not None:
-            self._stream.submit(self._threads.set).result()
+
+    def _on_stream(self, build: Callable[[], ModelRunner]) -> ModelRunner:
+        """Build the runner in the thread that will run it, so that only one thread owns a team of OpenMP's.
+
+        With a second team there are more threads than cores in OpenMP's books, and every operator ends in a sleep.
+        """
+
+        def call() -> ModelRunner:
+            if self._threads is not None:
+                self._threads.set()
+            return build()
+
+        try:
+            return self._stream.submit(call).result()
+        except BaseException:
+            self.close()
+            raise
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> Launch:
         """Start the forward of `batch` behind those already launched.

@@ -31,8 +31,7 @@ class WeightsOnTheWay:
         self._put = put
         self._loaded: Future[Loaded] = Future()
         arguments = (runner, model_path, self._loaded)
-        self._thread = threading.Thread(target=_load, args=arguments, name="sgviz-weights", daemon=True)
-        self._thread.start()
+        threading.Thread(target=_load, args=arguments, name="sgviz-weights", daemon=True).start()
 
     def done(self) -> bool:
         return self._loaded.done()

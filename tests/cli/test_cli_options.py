@@ -69,6 +69,7 @@ FLAGS = [
     "--stream-response-default-include-usage",
     "--tool-call-parser",
     "--reasoning-parser",
+    "--tokenizer-worker-num",
     "--skip-server-warmup",
     "--startup-timeout",
     "--enable-debugger",

@@ -108,3 +108,16 @@ def test_a_file_that_cannot_be_read(file: Path, capsys: pytest.CaptureFixture[st
     make(file)  # type: ignore[operator]
     said = refusal(file, capsys)
     assert str(file) in said and "Traceback" not in said
+
+
+def test_a_flag_that_switches_off_stands_in_the_file_too(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("enable-overlap-schedule: true\n")
+    assert not settings(file).schedule.disable_overlap_schedule
+    file.write_text("enable_overlap_schedule: false\n")
+    assert settings(file).schedule.disable_overlap_schedule
+    file.write_text("enable-overlap-schedule: 1\n")
+    assert "line 1: setting enable-overlap-schedule: it must be true or false, got 1" in refusal(file, capsys)
+    file.write_text("enable-overlap-schedule: true\ndisable-overlap-schedule: true\n")
+    assert "stands on line 1 already" in refusal(file, capsys)

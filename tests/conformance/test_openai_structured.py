@@ -46,7 +46,7 @@ def test_parse_gives_the_pydantic_model(forced: Forced) -> None:
     assert message.parsed == EXPECTED and message.refusal is None
 
 
-def test_parse_gives_it_whatever_the_model_would_rather_write(forced: Forced) -> None:
+def test_parse_raises_where_a_model_that_would_rather_write_another_never_ends(forced: Forced) -> None:
     forced.says('{"place": {"town": 5, "city": "x", "district": "y"}, "unit": "celsius", "days": []}')
     with pytest.raises(openai.LengthFinishReasonError):  # this one goes astray and never ends
         chat(forced).parse(**ASK, response_format=Weather, max_tokens=60)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from debug_tools import Load, Moody, eventually, kinds, of_scheduler
@@ -16,7 +18,52 @@ from sgviz.messages.debug import Where
 from sgviz.scheduler.gate.vocabulary import DECISIONS, KINDS
 
 
-def provoke(engine: Engine, moody: Moody, debugger: Debugger, kind: str) -> tuple[Load | None, Where]:
+def under_grammar(engine: Engine, length: int) -> None:
+    """One that is not in the cache yet."""
+    engine.generate("x", {"regex": f"[a-c]{{{length}}}", "max_new_tokens": 2})
+
+
+def paused(engine: Engine) -> None:
+    engine.pause_generation("in_place")
+    engine.continue_generation()
+
+
+def in_a_session(engine: Engine) -> None:
+    session = engine.open_session(1000)
+    engine.generate("x", {"max_new_tokens": 2}, session_params={"id": session})
+    engine.close_session(session)
+
+
+def slowed(engine: Engine) -> None:
+    engine.slow_down(0.001)
+    engine.slow_down(None)
+
+
+def profiled(engine: Engine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        engine.start_profile(output_dir=folder)
+        engine.stop_profile()
+
+
+# what makes an event happen that no load makes
+CALLS: dict[str, Callable[[Engine], object]] = {
+    "grammar.queued": lambda engine: under_grammar(engine, 5),
+    "grammar.ready": lambda engine: under_grammar(engine, 6),
+    "embeddings.pooled": lambda engine: engine.encode("x"),
+    "generation.paused": paused,
+    "generation.continued": paused,
+    "session.opened": in_a_session,
+    "session.turn": in_a_session,
+    "session.closed": in_a_session,
+    "forwards.slowed": slowed,
+    "profile.started": profiled,
+    "profile.ended": profiled,
+}
+
+
+def provoke(
+    engine: Engine, moody: Moody, debugger: Debugger, kind: str
+) -> tuple[Load | threading.Thread | None, Where]:
     """Do what makes an event of that kind happen, until it parks."""
     if kind == "cache.flushed":
         engine.pipeline.loop.submit(engine.pipeline.manager.flush_cache())
@@ -25,10 +72,10 @@ def provoke(engine: Engine, moody: Moody, debugger: Debugger, kind: str) -> tupl
         debugger.pause()
         debugger.set_limits(chunked_prefill_size=16)
         return None, debugger.run()
-    if kind.startswith("grammar."):  # one that is not in the cache yet
-        params = {"regex": f"[a-c]{{{len(kind)}}}", "max_new_tokens": 2}
-        threading.Thread(target=engine.generate, args=("x", params), daemon=True).start()
-        return None, debugger.wait()
+    if kind in CALLS:
+        call = threading.Thread(target=CALLS[kind], args=(engine,), daemon=True)
+        call.start()
+        return call, debugger.wait()
     moody.moody = kind == "policy.failed"
     for _ in range(10):  # when the requests arrive decides whether one of them is retracted
         load = Load(engine)
@@ -41,7 +88,7 @@ def provoke(engine: Engine, moody: Moody, debugger: Debugger, kind: str) -> tupl
     raise AssertionError(f"{kind} did not happen")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "weights.updated"])
 def test_a_breakpoint_on_a_kind_stops_exactly_at_its_first_event(
     engine: Engine, plain: dict[str, list[int]], moody: Moody, kind: str
 ) -> None:
@@ -58,12 +105,28 @@ def test_a_breakpoint_on_a_kind_stops_exactly_at_its_first_event(
         assert where.iteration == first.iteration and f"breakpoint {number}" in where.why
         assert len(where.decided) == 1 and where.decided[0]
         moody.moody = False
-    if load is not None:
+    if isinstance(load, threading.Thread):
+        load.join(30)
+        assert not load.is_alive(), "the call hangs"
+    elif load is not None:
         ended = load.join()
         cut = {"r3"} if kind == "request.aborted" else set()
         assert {rid: ids for rid, ids in ended.items() if rid not in cut} == {
             rid: ids for rid, ids in plain.items() if rid not in cut
         }
+
+
+def test_a_breakpoint_on_other_weights_stops_when_they_are_there() -> None:
+    with Engine("tiny-llama", device="cpu", enable_debugger=True) as engine:
+        folder = str(engine.pipeline.model_dir)
+        with engine.debugger() as debugger:
+            debugger.breakpoints.add("weights.updated")
+            update = threading.Thread(target=engine.update_weights_from_disk, args=(folder,), daemon=True)
+            update.start()
+            where = debugger.wait()
+            assert where.kind == "weights.updated" and where.event == of_scheduler(engine)[-1]
+        update.join(30)
+        assert not update.is_alive()
 
 
 def test_stops_come_in_the_order_of_the_loop(engine: Engine) -> None:

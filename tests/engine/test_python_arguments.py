@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,14 @@ def engine() -> Iterator[Engine]:
         (lambda e: e.chat("\ud800"), "messages", "surrogate"),
         (lambda e: e.chat("hi", max_tokes=3), "max_tokes", "did you mean 'max_tokens'"),
         (lambda e: e.chat("hi", stream=True), "stream", "stream_sync"),
+        (
+            lambda e: e.update_weights_from_disk("m", flush_cash=True),
+            "flush_cash",
+            "did you mean 'flush_cache'",
+        ),
+        (lambda e: e.start_profile(with_stacks=True), "with_stacks", "did you mean 'with_stack'"),
+        (lambda e: e.encode("a", dimension=3), "dimension", "did you mean 'dimensions'"),
+        (lambda e: e.slow_down(-1.0), "forward_sleep_time", "between 0 and"),
     ],
 )
 def test_a_wrong_argument_is_named(
@@ -105,3 +114,24 @@ def test_a_port_is_a_port(engine: Engine) -> None:
     for port in (-1, 65536):
         with pytest.raises(ConfigError, match="port must be between 0 and 65535"):
             engine.serve(port=port)
+
+
+def test_a_slower_device_and_another_name_of_the_weights_are_decisions_in_the_recording(
+    engine: Engine,
+) -> None:
+    engine.slow_down(0.001)
+    engine.slow_down(None)
+    engine.update_weight_version("v2")
+    assert engine.generate("a", {"max_new_tokens": 2})["meta_info"]["weight_version"] == "v2"
+    for _ in range(200):
+        rows = engine.recording().freeze().decisions
+        told = rows[rows.verdict.isin(["slowed down", "weights renamed"])]
+        if len(told) == 3:
+            break
+        time.sleep(0.02)
+    assert sorted(told.reason) == [
+        "each forward waits 0 s",
+        "each forward waits 0.001 s",
+        "v2, before default",
+    ]
+    assert engine.recording().freeze().audit().balanced and engine.recording().freeze().check() == []

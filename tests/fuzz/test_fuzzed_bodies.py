@@ -67,7 +67,7 @@ class Target:
         assert answer.status_code < 500, answer.text
         if answer.status_code != 200:
             error = strict(answer.text)["error"]
-            assert error["code"] == answer.status_code and error["message"].isprintable() is not None
+            assert error["code"] == answer.status_code and error["message"] and error["message"].isprintable()
             assert len(error["message"]) < 2000, error
         elif answer.headers.get("content-type", "").startswith("text/event-stream"):
             self._check_events(answer)

@@ -57,14 +57,15 @@ def test_a_remote_recording_is_the_engine_s_own(served: tuple[Engine, str]) -> N
 
 def test_events_resume_behind_the_last_one_seen(served: tuple[Engine, str]) -> None:
     engine, url = served
-    ours = [event.kind for event in engine.pipeline.ring.since(0)[1]]
     request = urllib.request.Request(url + "/sgviz/events?seq=5", headers={"Authorization": "Bearer secret"})
     with urllib.request.urlopen(request, timeout=30) as stream:
         seq, events = message(stream)
+    ours = [event.kind for event in engine.pipeline.ring.since(0)[1]]
     assert seq == 5 + len(events) and [event[4][0] for event in events] == ours[5:seq]
     request.add_header("Last-Event-ID", str(seq - 2))
     with urllib.request.urlopen(request, timeout=30) as stream:
         again, rest = message(stream)
+    ours = [event.kind for event in engine.pipeline.ring.since(0)[1]]
     assert [event[4][0] for event in rest] == ours[seq - 2 : again]
 
 

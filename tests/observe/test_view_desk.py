@@ -6,9 +6,10 @@ import asyncio
 import threading
 
 import pytest
+from starlette.requests import Request
 
 from sgviz.events import RingSink
-from sgviz.observe.live import ViewDesk
+from sgviz.observe.live import ViewDesk, view_stream
 from sgviz.recording import Recording
 from sgviz.viz.views import LiveViews, Wanted
 
@@ -40,3 +41,31 @@ def test_a_view_that_is_given_up_folds_alone_to_its_end(monkeypatch: pytest.Monk
     monkeypatch.setattr(LiveViews, "refresh", refresh)
     asyncio.run(run())
     assert most == [1]
+
+
+def test_a_reader_who_is_slow_is_no_reason_to_tell_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest before the next view is long where the view took long, not where its reader did."""
+    now, took = [0.0], []
+    monkeypatch.setattr("sgviz.observe.live.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sgviz.observe.live.pause", lambda took_s: took.append(took_s) or 0.0)
+
+    class Desk:
+        total = 0
+
+        async def view(self, wanted: Wanted) -> tuple[int, bytes]:
+            now[0] += 0.25
+            return self.total, b"{}"
+
+    async def run() -> None:
+        desk = Desk()
+        request = Request({"type": "http", "query_string": b"", "headers": []}, lambda: asyncio.sleep(3600))  # type: ignore[arg-type,return-value]
+        stream = await view_stream(desk, request)  # type: ignore[arg-type]
+        for desk.total in range(4):
+            await anext(stream)
+            now[0] += 60.0  # the reader
+        desk.total += 1
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(run())
+    assert took == [0.0, *[0.25] * 4]

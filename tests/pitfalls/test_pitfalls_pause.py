@@ -131,3 +131,20 @@ def test_other_weights_in_a_pause_go_on_with_what_was_said(tiny: Served, tmp_pat
     assert answer["output_ids"][place:] == rest != whole["output_ids"][place:]
     for job in jobs:
         job.result()
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_other_weights_in_a_pause_may_end_everybody_first(tiny: Served, tmp_path: Path, mode: str) -> None:
+    """With the flush that is the default, though paused requests held KV when it was asked for."""
+    other = str(other_weights(tmp_path / "other"))
+    slowed(tiny)
+    jobs = asked(tiny, "e")
+    posted(tiny, "/pause_generation", mode=mode)
+    told = posted(tiny, "/update_weights_from_disk", model_path=other, abort_all_requests=True)
+    assert told["num_paused_requests"] == 0
+    for job in jobs:
+        meta = job.result().json()["meta_info"]
+        assert meta["finish_reason"]["type"] == "abort" and "weight_version_changes" not in meta
+    posted(tiny, "/continue_generation")
+    tiny.post("/slow_down", {})
+    assert len(tiny.generate("x", params={"max_new_tokens": LENGTH})["output_ids"]) == LENGTH

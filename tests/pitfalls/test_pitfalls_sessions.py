@@ -55,6 +55,7 @@ def test_closed_and_unknown_ids_give_400(server: Served) -> None:
         body = {"input_ids": SECOND, "sampling_params": GREEDY, "session_params": params, "stream": stream}
         answer = server.post("/generate", body)
         assert answer.status_code == 400 or stream, answer.text
+        assert stream or answer.json()["error"]["param"].startswith("session_params"), answer.text
         return answer.text
 
     assert "'nobody'" in refused(id="nobody")

@@ -29,7 +29,7 @@ def test_the_last_word_of_each_component_counts() -> None:
         {"events": 2, "cost_ms": 10.0, "us_per_event": 10.0, "share": 0.1}
     )
     assert table.loc["detokenizer"].share == pytest.approx(0.01) and table.loc["http"].isna().sum() == 3
-    assert rec.cost_words.startswith("observing cost 11.00% of the run: scheduler 10.00% (10.00 ms")
+    assert rec.cost_words.startswith("observing cost, as far as it was told: scheduler 10.00% (10.00 ms")
     assert rec.cost_words.endswith("; not yet told by http, which tell when they are idle")
 
 

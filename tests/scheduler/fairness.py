@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fairness_count import could_be_taken
 from rig import Rig
 
 from sgviz.batch.req import Req
@@ -78,8 +79,6 @@ class Fairness:
         ]
         if not able or state.chunked_req is not None or adder.can_run_list:  # a prompt goes on first
             return
-        match = state.cache.match(head.fill_ids(), head.namespace, head.max_prefix_len)
-        with state.cache.held(match.node):
-            assert not adder.would_take(head, match, able), (
-                f"{head.rid} waits behind {[req.rid for req in able]}"
-            )
+        behind = f"{head.rid} waits behind {[req.rid for req in able]}"
+        riders = adder.mixed_decode_tokens
+        assert not could_be_taken(self._rig, head, able, adder.running, adder.ratio, riders), behind

@@ -237,3 +237,66 @@ def test_a_backend_that_breaks_is_that_request_s_end_only() -> None:
     rig.check_empty()
     assert [rig.answers[rid].status for rid in rids] == [500, 400, None]
     assert "MemoryError: no more" in str(rig.answers[rids[0]].finish)
+
+
+FULL = {"max_running_requests": 1, "max_queued_requests": 1, "enable_priority_scheduling": True}
+
+
+def fill(bench: Bench) -> None:
+    """One runs, "waits" waits, and that is all there may be."""
+    bench.rig.submit(PROMPT, 90, rid="runs", priority=99, ignore_eos=True)
+    bench.rig.until_true(lambda: "runs" in bench.state.live and not bench.state.waiting_queue)
+    bench.rig.submit(PROMPT, 5, rid="waits", priority=0)
+    bench.rig.until_true(lambda: bool(bench.state.waiting_queue))
+
+
+@pytest.mark.parametrize("regex", ["(((", "slow((("])
+def test_nobody_leaves_the_queue_for_one_whose_grammar_cannot_be_had(regex: str) -> None:
+    bench = Bench(**FULL)
+    fill(bench)
+    bad = bench.rig.submit(PROMPT, 9, rid="bad", priority=9, regex=regex)
+    bench.gated.go.set()
+    bench.run()
+    assert bench.rig.answers[bad].status == 400
+    assert bench.rig.answers["waits"].reason == "length"
+    bench.compiler.close()
+
+
+def test_a_better_one_takes_the_place_when_its_grammar_is_there() -> None:
+    bench = Bench(**FULL)
+    fill(bench)
+    good = bench.rig.submit(PROMPT, 9, rid="good", priority=9, regex="slow[0-9]{3}")
+    bench.rig.until_true(lambda: bool(bench.state.grammar_queue))
+    assert bench.rig.answers["waits"].finish is None
+    bench.gated.go.set()
+    bench.run()
+    assert bench.rig.answers["waits"].status == 503 and len(text_of(bench, good)) == 3
+    bench.compiler.close()
+
+
+def test_one_that_lost_its_place_while_its_grammar_was_compiled_is_refused() -> None:
+    bench = Bench(**FULL)
+    fill(bench)
+    for rid, priority in (("good", 9), ("better", 20)):
+        bench.rig.submit(PROMPT, 9, rid=rid, priority=priority, regex=f"slow[0-9]{{{priority}}}")
+        bench.rig.until_true(lambda rid=rid: any(req.rid == rid for req in bench.state.grammar_queue))
+    bench.gated.go.set()
+    bench.wait_for("slow[0-9]{9}", "slow[0-9]{20}")
+    bench.run()
+    answers = bench.rig.answers
+    assert [answers[rid].status for rid in ("waits", "good")] == [503, 503]
+    assert answers["better"].reason == "length" and answers["better"].finals == 1
+    told = [body.rid for body in bench.rig.bodies(schema.RequestAborted)]
+    assert sorted(told) == ["good", "waits"]
+    bench.compiler.close()
+
+
+def test_one_that_is_not_better_is_refused_before_its_grammar_is_compiled() -> None:
+    bench = Bench(**FULL)
+    fill(bench)
+    late = bench.rig.submit(PROMPT, 9, rid="late", priority=0, regex="slow[0-9]")
+    bench.rig.until_true(lambda: bench.rig.answers[late].finals == 1)
+    assert bench.rig.answers[late].status == 503 and len(bench.compiler) == 0
+    bench.gated.go.set()
+    bench.run()
+    bench.compiler.close()

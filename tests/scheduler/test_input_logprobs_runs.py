@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from rig import Rig
+from session_tools import S, opened, refused, told
 
 from sgviz.events import TimeStats
 from sgviz.messages import BatchTokenIDOutput, SamplingParams, TokenizedGenerateReqInput
+from sgviz.messages.session import SessionParams
 from sgviz.worker.mock_logprobs import MOCK_TOP_LOGPROB_STEP
 from sgviz.worker.random_bits import mix64
 
@@ -212,6 +214,36 @@ def test_a_prompt_that_is_sent_back_between_its_chunks_begins_again(overlap: boo
     assert rig.answers[second].retractions > 0
     check(rig.told[second], ids, 0)
     rig.check_empty()
+
+
+class TestTurns:
+    """Places count from the beginning of the whole prompt."""
+
+    def turn_of(self, rig: LogprobRig, rid: str, own: list[int], start: int, **more: object) -> None:
+        rig.ask(own, start, rid=rid, **more)
+        rig.inbox.messages[-1].session_params = SessionParams(id=S, rid="a")
+
+    @pytest.mark.parametrize("start", [0, 3, 20, 56, 58])
+    def test_any_place_of_the_whole_prompt_can_be_asked_for(self, start: int) -> None:
+        rig = LogprobRig()
+        opened(rig)
+        whole = prompt(53) + told(rig, "a", prompt(53)) + [5, 6]
+        self.turn_of(rig, "b", [5, 6], start)
+        rig.run()
+        check(rig.told["b"], whole, start)
+        rig.check_empty()
+
+    def test_its_end_means_none_and_what_lies_beyond_is_refused(self) -> None:
+        rig = LogprobRig()
+        opened(rig)
+        told(rig, "a", prompt(53))
+        self.turn_of(rig, "b", [5, 6], 59)
+        self.turn_of(rig, "c", [5, 6], 60)
+        self.turn_of(rig, "d", [5, 6], 0, token_ids=[1] * 20_000)
+        rig.run()
+        assert rig.answers["b"].reason == "length" and rig.told["b"].inputs == []
+        assert "the prompt's 59 tokens" in refused(rig, "c")
+        assert "at most 1000000 are given" in refused(rig, "d")
 
 
 def test_without_new_tokens_the_last_position_is_told() -> None:

@@ -12,7 +12,7 @@ from rig import Rig
 from workload import CONTEXT, EOS_EVERY, VOCAB, Submit, settings, submit, submits
 
 from sgviz.events import TimeStats
-from sgviz.events.schema import GenerationContinued, GenerationPaused, RequestRetracted
+from sgviz.events.schema import GenerationContinued, GenerationPaused, RequestRetracted, RowReturned
 from sgviz.messages import HealthCheckOutput, SamplingParams, TokenizedGenerateReqInput
 from sgviz.messages.flow import (
     ContinueGenerationReqInput,
@@ -223,3 +223,31 @@ def test_asked_again_or_ended_without_a_pause_nothing_changes() -> None:
     assert len(rig.bodies(GenerationContinued)) == 1
     rig.run()
     rig.check_empty()
+
+
+def test_a_pause_that_is_overtaken_before_it_rests_is_not_called_a_pause() -> None:
+    rig = busy(False)
+    rig.until_true(lambda: rig.state.pending_results > 0)
+    rig.inbox.send(PauseGenerationReqInput(id="p", mode="in_place"))
+    rig.inbox.send(ContinueGenerationReqInput(id="c"))
+    rig.until_true(lambda: len(rig.replies) == 2)
+    overtaken, continued = rig.replies
+    assert isinstance(overtaken, PauseGenerationReqOutput) and isinstance(continued, ControlReqOutput)
+    assert (overtaken.id, overtaken.success, overtaken.requests) == ("p", False, 0)
+    assert "continued before" in overtaken.message and continued.success
+    rig.replies.clear()
+    rig.run()
+    rig.check_empty()
+
+
+@loops
+def test_who_goes_back_is_told_before_anything_is_taken_from_it(normal: bool) -> None:
+    rig = busy(normal)
+    pause(rig, "retract")
+    bodies = [event.body for event in rig.ring.snapshot()]
+    for rid in rig.answers:
+        [told] = [
+            i for i, body in enumerate(bodies) if isinstance(body, RequestRetracted) and body.rid == rid
+        ]
+        [given] = [i for i, body in enumerate(bodies) if isinstance(body, RowReturned) and body.rid == rid]
+        assert told < given

@@ -8,8 +8,13 @@ import pytest
 from rig import Rig
 from workload import crowd, submit
 
-from sgviz.events.schema import AdmitOk, RequestRetracted
+from sgviz.batch.req import Req
+from sgviz.cache.kv_cache import Match
+from sgviz.events.schema import AdmitOk, RequestRetracted, RowReturned
+from sgviz.scheduler.preemption import fewest
+from sgviz.scheduler.prefill_adder import PrefillAdder
 from sgviz.scheduler.stops import Stop
+from sgviz.scheduler.supposition import Supposition
 
 ON = {"enable_priority_scheduling": True, "schedule_conservativeness": 1.0}
 LOOPS = pytest.mark.parametrize("overlap", [False, True])
@@ -260,3 +265,110 @@ def test_what_a_set_of_requests_would_give_back_is_exact(seed: int) -> None:
     for req in chosen:
         cache.release(req, [], insert=False, why="abort")
     assert cache.room() - before == expected > 0
+
+
+def plainly(
+    adder: PrefillAdder, req: Req, match: Match, candidates: list[Req], least: int, fixed: int
+) -> list[Req]:
+    """What `fewest` finds, every set asked about as a whole."""
+    if len(candidates) < least or not adder.would_take(req, match, candidates):
+        return []
+    sizes = range(least, len(candidates) + 1)
+    chosen = list(candidates[: next(n for n in sizes if adder.would_take(req, match, candidates[:n]))])
+    for spared in reversed(chosen[fixed:]):
+        fewer = [victim for victim in chosen if victim is not spared]
+        if len(fewer) >= least and adder.would_take(req, match, fewer):
+            chosen = fewer
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("tree", [True, False])
+def test_the_fewest_are_those_of_the_plain_search(seed: int, tree: bool) -> None:
+    rng = random.Random(seed)
+    page_size = rng.choice((1, 4, 16))
+    rig = Rig(tokens=512, context_len=160, page_size=page_size, disable_radix_cache=not tree)
+    found, asked = 0, 0
+    for number, step in enumerate(step for step in crowd(seed) if hasattr(step, "head")):
+        submit(rig, step, f"r{number}")
+        for _ in range(rng.randrange(6)):
+            rig.stop()
+        state = rig.state
+        running, waiting = list(state.running_batch.reqs), list(state.waiting_queue)
+        if len(running) < 2 or not waiting:
+            continue
+        for _ in range(6):
+            rides = len(running) if rng.random() < 0.4 else 0
+            adder = PrefillAdder(state.cache, state.limits, running, rng.random(), mixed_decode_tokens=rides)
+            adder.total_offset += rng.randrange(300)
+            if rng.random() < 0.5:
+                adder.rem_chunk = rng.randrange(1, 40)
+            req, least, fixed = rng.choice(waiting), rng.randrange(1, 3), rng.randrange(2)
+            candidates = rng.sample(running, rng.randrange(1, len(running) + 1))
+            match = state.cache.match(req.fill_ids(), req.namespace, req.max_prefix_len)
+            with state.cache.held(match.node):
+                wanted = plainly(adder, req, match, candidates, least, fixed)
+                assert fewest(Supposition(adder, req, match), candidates, least, fixed) == wanted
+            asked, found = asked + 1, found + (0 < len(wanted) < len(candidates))
+    assert asked
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_as_close_as_floats_can_be_is_judged_as_the_adder_does(seed: int) -> None:
+    """Tenths do not add up exactly, and in which order they are added matters."""
+    rng = random.Random(seed)
+    rig = Rig(tokens=2000, context_len=256)
+    for number in range(9):
+        rig.submit([number, *range(rng.randrange(3, 30))], 41 + number, rid=f"r{number}")
+    rig.until_true(lambda: len(rig.state.running_batch.reqs) == 9)
+    state, running = rig.state, list(rig.state.running_batch.reqs)
+    req = running[0]
+    match = state.cache.match([90], "", 0)
+    for ratio in (0.1, 0.3, 0.7):
+        candidates = rng.sample(running[1:], 8)
+        for edge in range(1, 8):  # with so many gone, need and room are the same
+            adder = PrefillAdder(state.cache, state.limits, running[1:], ratio)
+            trial = PrefillAdder(state.cache, state.limits, running[1:], ratio)
+            trial.forget(candidates[:edge])
+            trial.supposed_room = state.cache.releasable(candidates[:edge])
+            adder.total_offset += trial.rem_total - trial.need_of(req, match)
+            wanted = plainly(adder, req, match, candidates, 1, 0)
+            assert fewest(Supposition(adder, req, match), candidates, 1, 0) == wanted
+
+
+def test_as_many_questions_as_running_requests_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is about one request more or less; what the plain search adds up grows with the square."""
+    looked_at = 0
+
+    def count(self: PrefillAdder, req: Req) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return plain(self, req)
+
+    plain = PrefillAdder._promised
+    for many in (20, 40):
+        rig = Rig(tokens=4000, max_running_requests=many, **ON)
+        for number in range(many):
+            rig.submit([number, 1, 2], 60, rid=f"r{number}", priority=0)
+        rig.until_true(lambda rig=rig, many=many: len(rig.state.running_batch.reqs) == many)
+        req, running = rig.state.running_batch.reqs[0], rig.state.running_batch.reqs[1:]
+        adder = PrefillAdder(rig.state.cache, rig.state.limits, running, 0.5)
+        adder.total_offset += adder.rem_total - 1  # all but the last few have to go
+        match = rig.state.cache.match([90], "", 0)
+        looked_at = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(PrefillAdder, "_promised", count)
+            assert fewest(Supposition(adder, req, match), running, 1, 0)
+        assert looked_at <= 6 * many
+
+
+@LOOPS
+def test_a_victim_is_told_before_anything_is_taken_from_it(overlap: bool) -> None:
+    rig = Rig(max_running_requests=1, disable_overlap_schedule=not overlap, **ON)
+    start(rig, ("runs", 0, 10, 40))
+    rig.submit(range(10), 5, rid="new", priority=20)
+    rig.until_true(lambda: bool(preempted(rig)))
+    bodies = [event.body for event in rig.ring.snapshot()]
+    [told] = [i for i, body in enumerate(bodies) if isinstance(body, RequestRetracted)]
+    [given] = [i for i, body in enumerate(bodies) if isinstance(body, RowReturned) and body.rid == "runs"]
+    assert told < given

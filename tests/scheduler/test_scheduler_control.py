@@ -12,12 +12,13 @@ from rig import Rig
 from test_pause import go_on, pause
 
 from sgviz.errors import BadRequest
-from sgviz.events.schema import CacheFlushed, WeightsUpdated
+from sgviz.events.schema import CacheFlushed, ForwardsSlowed, ProfileEnded, ProfileStarted, WeightsUpdated
 from sgviz.messages.flow import (
     ControlReqOutput,
     GetLoadsReqInput,
     GetLoadsReqOutput,
     Load,
+    PauseMode,
     ProfileReqOutput,
     SlowDownReqInput,
     StartProfileReqInput,
@@ -141,6 +142,45 @@ def test_in_a_pause_they_are_refused_before_they_are_loaded_if_the_cache_cannot_
 
 
 @loops
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.parametrize("flush_cache", [True, False])
+def test_who_was_aborted_in_a_pause_ends_before_they_are_taken(
+    normal: bool, mode: PauseMode, flush_cache: bool
+) -> None:
+    """The abort and the question come in one drain, and the weights are there at once."""
+    rig, loading = rig_with(normal)
+    loading.ready = True
+    for rid in ("a", "b"):
+        rig.submit(range(30), 12, rid=rid)
+    rig.until_true(lambda: rig.state.num_running == 2)
+    pause(rig, mode)
+    rig.abort(abort_all=True)
+    update(rig, flush_cache=flush_cache)
+    reply = answered(rig)
+    assert isinstance(reply, UpdateWeightFromDiskReqOutput) and reply.success, reply
+    assert reply.progress == {} and loading.installed == [0]
+    assert [rig.answers[rid].reason for rid in ("a", "b")] == ["abort", "abort"]
+    go_on(rig)
+    rig.run()
+    rig.check_empty()
+
+
+@loops
+def test_who_was_not_aborted_still_holds_the_cache(normal: bool) -> None:
+    rig, loading = rig_with(normal)
+    loading.ready = True
+    for rid in ("a", "b"):
+        rig.submit(range(30), 12, rid=rid)
+    rig.until_true(lambda: rig.state.num_running == 2)
+    pause(rig, "in_place")
+    rig.abort("a")
+    update(rig)
+    reply = answered(rig)
+    assert isinstance(reply, UpdateWeightFromDiskReqOutput) and not reply.success
+    assert "1 paused requests hold KV" in reply.message
+
+
+@loops
 def test_after_a_retraction_the_cache_is_flushed_and_everybody_goes_on(normal: bool) -> None:
     rig, loading = rig_with(normal)
     loading.ready = True
@@ -208,6 +248,56 @@ def test_a_profile_ends_by_itself_or_when_it_is_told_to(tmp_path: Path) -> None:
     stopped = asked(rig, StopProfileReqInput(id="s"))
     assert isinstance(open_end, ProfileReqOutput) and isinstance(stopped, ProfileReqOutput)
     assert stopped.success and stopped.path == open_end.path and Path(stopped.path).exists()
+    assert rig.bodies(ProfileStarted) == [
+        ProfileStarted(path=str(path), num_steps=2), ProfileStarted(path=stopped.path),
+    ]  # fmt: skip
+    assert rig.bodies(ProfileEnded) == [ProfileEnded(path=str(path)), ProfileEnded(path=stopped.path)]
+
+
+def test_a_folder_that_can_be_none_is_refused(tmp_path: Path) -> None:
+    rig = Rig()
+    reply = asked(rig, start("p", Path(f"{tmp_path}/a\0b")))
+    assert isinstance(reply, ProfileReqOutput) and not reply.success and "output_dir" in reply.message
+
+
+def test_two_schedulers_of_one_process_profile_one_after_the_other(tmp_path: Path) -> None:
+    rigs = (Rig(), Rig())
+    first, second = (asked(rig, start(f"p{i}", tmp_path)) for i, rig in enumerate(rigs))
+    assert isinstance(first, ProfileReqOutput) and isinstance(second, ProfileReqOutput)
+    assert (
+        first.success and not second.success and (second.status, first.path in second.message) == (400, True)
+    )
+    refused = asked(rigs[1], StopProfileReqInput(id="s"))
+    assert isinstance(refused, ProfileReqOutput) and not refused.success
+    for rig in rigs:
+        rig.submit([1, 2], 3)
+        rig.run()
+    assert (
+        isinstance(stopped := asked(rigs[0], StopProfileReqInput(id="s")), ProfileReqOutput)
+        and stopped.success
+    )
+    again = asked(rigs[1], start("again", tmp_path))
+    assert isinstance(again, ProfileReqOutput) and again.success
+    rigs[1].scheduler.control.close()
+    assert Path(again.path).exists() and Path(first.path).exists()
+
+
+def test_what_torch_raises_is_the_answer_and_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object) -> None:
+        raise RuntimeError("no profiler today")
+
+    rig = Rig()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.profiler.profile.start", broken)
+        refused = asked(rig, start("bad", tmp_path))
+    assert isinstance(refused, ProfileReqOutput) and not refused.success
+    assert refused.status == 500 and "no profiler today" in refused.message
+    assert not rig.bodies(ProfileStarted)
+    begun = asked(rig, start("good", tmp_path))  # nobody has it
+    assert isinstance(begun, ProfileReqOutput) and begun.success
+    rig.scheduler.control.close()
 
 
 def test_a_profile_under_way_is_written_when_the_scheduler_ends(tmp_path: Path) -> None:
@@ -241,6 +331,7 @@ def test_forwards_wait_until_they_are_told_not_to(monkeypatch: pytest.MonkeyPatc
     rig.submit([1, 2], 3)
     rig.run()
     assert len(slept) < rig.state.forward_ct
+    assert rig.bodies(ForwardsSlowed) == [ForwardsSlowed(sleep_s=0.25), ForwardsSlowed(sleep_s=0.0)]
 
 
 def load(rig: Rig) -> Load:

@@ -133,6 +133,29 @@ class TestEnds:
             "other": "the engine stops",
         }
 
+    def test_each_turn_keeps_its_own_ids_however_long_its_context(self) -> None:
+        rig = Rig(tokens=512, context_len=400)
+        opened(rig)
+        last, whole = None, 0
+        for number in range(12):
+            told(rig, f"t{number}", [number, 7], on=last)
+            last, whole = f"t{number}", whole + 6
+        session = rig.scheduler.intake._sessions._open[S]
+        session.look()
+        assert sum(len(node.own) + len(node.output) for node in session.nodes.values()) == whole
+        assert session.nodes["t11"].prompt() == prompt_of(rig, "t11")
+
+    def test_a_streaming_session_keeps_its_last_turn_only(self) -> None:
+        rig = Rig(tokens=512, context_len=400)
+        opened(rig, streaming=True)
+        for number in range(12):
+            told(rig, f"t{number}", [number, 7])
+        session = rig.scheduler.intake._sessions._open[S]
+        session.look()
+        assert session.nodes == {} and session.under_way == [] and session.turns == 12
+        assert session.committed.prompt() == prompt_of(rig, "t11")
+        assert session.committed.parent is None and session.committed.children == []
+
     def test_a_long_conversation_keeps_ids_and_nothing_else(self) -> None:
         rig = Rig(tokens=512, context_len=400)
         opened(rig)

@@ -7,6 +7,7 @@ from rig import Rig
 from session_tools import S, closed, opened, prompt_of, refused, told, turn
 
 from sgviz.events.schema import SessionTurn
+from sgviz.scheduler.sessions import MOST_OPEN
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -177,6 +178,33 @@ class TestRefusals:
         rig.run()
         assert "11 characters" in refused(rig, "b") and "10" in refused(rig, "b")
         told(rig, "c", [1, 2, 3], on="a")
+
+    def test_a_tokenizer_that_raises_ends_the_turn_and_nothing_else(self) -> None:
+        rig = Rig()
+        opened(rig, capacity=10)
+
+        def broken(ids: list[int], skip_special_tokens: bool) -> str:
+            raise ValueError("no such id")
+
+        sessions = rig.scheduler.intake._sessions
+        decode, sessions._decode = sessions._decode, broken
+        turn(rig, "a", [1, 2, 3])
+        rig.run()
+        answer = rig.answers["a"]
+        assert (answer.status, answer.finals) == (500, 1)
+        assert "ValueError: no such id" in answer.finish.message
+        assert answer.finish.err_type == "InternalServerError"
+        sessions._decode = decode
+        told(rig, "b", [1, 2, 3])
+        rig.check_empty()
+
+    def test_more_sessions_than_may_be_open(self) -> None:
+        rig = Rig()
+        sessions = rig.scheduler.intake._sessions
+        for number in range(MOST_OPEN):
+            assert sessions.open(str(number), 10, False, None) == ""
+        assert f"{MOST_OPEN} sessions are open" in opened(rig).message and len(sessions) == MOST_OPEN
+        assert closed(rig, "7").success and opened(rig).success
 
     def test_a_name_that_is_taken(self) -> None:
         rig = Rig()

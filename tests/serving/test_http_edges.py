@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -109,9 +111,43 @@ def test_keys_that_cannot_be_used_are_found_at_once_and_nobody_is_asked_for_a_pa
     locked, other = certificate(tmp_path, password="sesame"), certificate(tmp_path, "other")
     for key, cert in ((locked.ssl_keyfile, locked.ssl_certfile), (other.ssl_keyfile, locked.ssl_certfile),
                       (other.ssl_certfile, other.ssl_certfile)):  # fmt: skip
-        with pytest.raises(ConfigError, match="cannot be used"):
+        words = (
+            "is locked; ssl_keyfile_password must open it" if key == locked.ssl_keyfile else "cannot be used"
+        )
+        with pytest.raises(ConfigError, match=words):
             check_tls(HttpConfig(ssl_keyfile=key, ssl_certfile=cert))
     check_tls(other)
+
+
+@needs_openssl
+def test_a_password_that_does_not_open_the_key_is_named_as_the_fault(tmp_path: Path) -> None:
+    locked, other = certificate(tmp_path, password="sesame"), certificate(tmp_path, "other")
+    wrong = HttpConfig(
+        ssl_keyfile=locked.ssl_keyfile, ssl_certfile=locked.ssl_certfile, ssl_keyfile_password="open"
+    )
+    with pytest.raises(ConfigError, match="ssl_keyfile_password does not open it") as caught:
+        check_tls(wrong)
+    assert caught.value.param == "ssl_keyfile_password" and "'open'" not in caught.value.message
+    foreign = HttpConfig(
+        ssl_keyfile=locked.ssl_keyfile, ssl_certfile=other.ssl_certfile, ssl_keyfile_password="sesame"
+    )
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
+        check_tls(foreign)
+    assert caught.value.param == "ssl_certfile"
+
+
+@needs_openssl
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02"])
+def test_a_client_that_does_not_end_the_handshake_is_left(tmp_path: Path, said: bytes) -> None:
+    http = certificate(tmp_path)
+    quick = HttpConfig(ssl_keyfile=http.ssl_keyfile, ssl_certfile=http.ssl_certfile, read_timeout=0.3)
+    with served(http=quick) as server:
+        with socket.create_connection((server.handle.host, server.handle.port), timeout=10) as client:
+            client.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        trust = ssl.create_default_context(cafile=http.ssl_certfile)
+        assert httpx.get(f"{server.handle.url}/ready", verify=trust).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,68 @@ def test_a_head_without_end_is_431(line: socket.socket) -> None:
     assert is_refusal(said(line), 431, f"more than {MAX_HEAD_BYTES} bytes")
 
 
+def ready_of(size: int) -> bytes:
+    """A whole request whose head has exactly so many bytes."""
+    begin, end = b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: ", b"\r\n\r\n"
+    return begin + b"a" * (size - len(begin) - len(end)) + end
+
+
+def test_a_whole_head_of_the_limit_is_taken(line: socket.socket) -> None:
+    line.sendall(ready_of(MAX_HEAD_BYTES))
+    assert said(line).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD_BYTES + 1, 100_000, 200_000])
+def test_a_whole_head_above_the_limit_is_431_though_it_comes_at_once(line: socket.socket, size: int) -> None:
+    line.sendall(ready_of(size))
+    assert is_refusal(said(line), 431, f"more than {MAX_HEAD_BYTES} bytes")
+
+
+def test_many_small_headers_and_a_long_path_count_too(line: socket.socket) -> None:
+    line.sendall(b"GET /ready?%b HTTP/1.1\r\nHost: x\r\n" % (b"q" * 30_000) + b"a: b\r\n" * 6000 + b"\r\n")
+    assert is_refusal(said(line), 431, f"more than {MAX_HEAD_BYTES} bytes")
+
+
+def test_trailers_without_end_are_431(line: socket.socket, guarded: Served) -> None:
+    line.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X-Trailer: yes\r\n" * 5000)
+    assert is_refusal(said(line), 431, f"more than {MAX_HEAD_BYTES} bytes")
+    assert not guarded.manager.requests
+
+
+def answers_of(raw: bytes) -> list[int]:
+    return [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]]
+
+
+def test_the_body_before_a_pipelined_head_is_not_counted_with_it(line: socket.socket) -> None:
+    """Half a head behind the last 200,000 bytes of a body, then the other half."""
+    body = body_of(200_000)
+    line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /ready HTTP/1.1\r\nHo")
+    line.sendall(b"st: x\r\nConnection: close\r\n\r\n")
+    assert answers_of(said(line)) == [200, 200]
+
+
+def test_pipelined_requests_are_answered_in_turn_and_each_head_is_measured_alone(line: socket.socket) -> None:
+    one = ready_of(40_000).replace(b"Connection: close", b"Connection: alive")
+    line.sendall(one * 4 + ready_of(40_000))
+    assert answers_of(said(line)) == [200] * 5
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"), [(ready_of(100_000), 431), (b"\x16\x03\x01 hello\r\n\r\n", 400)]
+)
+def test_a_refusal_behind_a_running_answer_does_not_cut_it(
+    line: socket.socket, guarded: Served, behind: bytes, status: int
+) -> None:
+    guarded.manager.gate = threading.Event()
+    body = json.dumps(chat(stream=True)).encode()
+    line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body + behind)
+    assert until(lambda: bool(guarded.manager.live))
+    guarded.manager.gate.set()
+    streamed, _, rest = said(line).partition(b"0\r\n\r\n")
+    assert streamed.startswith(b"HTTP/1.1 200 ") and b"[DONE]" in streamed
+    assert is_refusal(rest, status, "")
+
+
 def test_what_is_no_http_is_400_in_the_one_shape(line: socket.socket) -> None:
     line.sendall(b"\x16\x03\x01 hello\r\n\r\n")
     assert is_refusal(said(line), 400, "no HTTP request")

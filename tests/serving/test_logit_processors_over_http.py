@@ -125,11 +125,23 @@ def test_the_rest_of_the_batch_goes_on(engine: Engine) -> None:
     outs = _gathered(calls)
     assert [out["output_ids"] for out in outs[:3]] == [alone] * 3
     assert outs[4]["output_ids"] == [4] * 30
-    for error in (outs[3], outs[5]):
-        assert isinstance(error, SgvizError) and error.status == 500
-    assert "IndexError" in outs[3].message
+    for error, status in ((outs[3], 400), (outs[5], 500)):
+        assert isinstance(error, SgvizError) and error.status == status
+    assert "ids must be integers from 0 to" in outs[3].message
     state = engine.internal_state()
     assert state["num_live_reqs"] == state["protected_tokens"] == state["private_tokens"] == 0
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("params", [None, {}, {"ids": []}, {"ids": ["a"]}, {"ids": [True]}])
+def test_params_that_the_processor_does_not_take_are_refused(
+    http: httpx.Client, path: str, params: object
+) -> None:
+    answer = http.post(path, json={**BODIES[path], NAME: "only_these", "custom_params": params})
+    error = answer.json()["error"]
+    where = "sampling_params.custom_params" if path == "/generate" else "custom_params"
+    assert (answer.status_code, error["type"], error["param"]) == (400, "BadRequestError", where)
+    assert "'only_these' refuses custom_params: ids must be" in error["message"]
 
 
 def test_params_that_are_no_json_are_refused(engine: Engine) -> None:

@@ -18,6 +18,7 @@ from tiny_bert import write_tiny_bert
 from sgviz.engine import Engine
 from sgviz.errors import BadRequest
 from sgviz.model.fetch import data_dir
+from sgviz.serving.serving_score import probabilities
 
 SETTINGS: dict[str, Any] = {"max_total_tokens": 4096, "context_length": 256, "event_loop": "overlap"}
 
@@ -210,6 +211,15 @@ def test_scores_are_the_probabilities_of_the_next_token(both: Face) -> None:
     shared = both.good("/v1/score", {**body, "apply_softmax": True})["scores"]
     for scores, plain in zip(shared, answer["scores"]):
         np.testing.assert_allclose(scores, np.array(plain) / sum(plain), rtol=1e-5)
+
+
+def test_a_hundred_thousand_labels_share_one() -> None:
+    """Added up once, not once for each."""
+    entries = [(-float(number % 7), number, None) for number in range(100_000)]
+    output: Any = {"meta_info": {"output_token_ids_logprobs": [entries]}}
+    shares, plain = probabilities(output, softmax=True), probabilities(output, softmax=False)
+    assert sum(shares) == pytest.approx(1.0)
+    np.testing.assert_allclose(shares, np.array(plain) / sum(plain))
 
 
 def test_items_may_be_texts_and_one_alone(both: Face) -> None:

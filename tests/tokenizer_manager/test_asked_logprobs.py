@@ -6,12 +6,9 @@ import pytest
 
 from sgviz.errors import BadRequest
 from sgviz.messages import GenerateReqInput
-from sgviz.tokenizer_manager.asked_logprobs import (
-    MAX_INPUT_ENTRIES,
-    check_processor,
-    spread_token_ids,
-    start_of,
-)
+from sgviz.messages.logprob_start import MAX_INPUT_ENTRIES
+from sgviz.messages.session import SessionParams
+from sgviz.tokenizer_manager.asked_logprobs import check_processor, spread_token_ids, start_of
 
 
 def one(start: int, tops: int = 0, ids: list[int] | None = None) -> GenerateReqInput:
@@ -39,6 +36,15 @@ def test_the_end_of_the_prompt_means_none_and_beyond_it_is_refused() -> None:
     for start in (-2, 6):
         with pytest.raises(BadRequest, match="the prompt's 5 tokens"):
             start_of(one(start), 5)
+
+
+def test_of_a_turn_the_place_is_left_to_who_knows_the_whole_prompt() -> None:
+    turn = {"session_params": SessionParams(id="s"), "top_logprobs_num": 0}
+    for start in (-1, 0, 2, 50, 2**31 - 1):
+        assert start_of(GenerateReqInput(logprob_start_len=start, **turn), 2) == start
+    for start in (-2, 2**31, True, 1.0):
+        with pytest.raises(BadRequest, match="logprob_start_len must be between -1"):
+            start_of(GenerateReqInput(logprob_start_len=start, **turn), 2)  # type: ignore[arg-type]
 
 
 def test_an_answer_of_millions_of_numbers_is_refused() -> None:

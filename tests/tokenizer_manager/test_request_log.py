@@ -64,6 +64,24 @@ def test_level_2_cuts_and_says_so_and_level_3_does_not(lines: pytest.LogCaptureF
     assert _cut("x" * SHOWN, 2) == "x" * SHOWN
 
 
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_views_of_growing_lists_are_told_as_lists(
+    lines: pytest.LogCaptureFixture, level: int, form: str
+) -> None:
+    """As chat and completion streams ask for them."""
+
+    async def body() -> None:
+        async with rig(request_log=RequestLog(True, level, form)) as r:
+            await r.all(request("v", stream=True, as_views=True))
+
+    run(body())
+    ended = [record.getMessage() for record in lines.records if record.name == "sgviz.requests"][-1]
+    assert "Grown" not in ended
+    ids = json.loads(ended)["output_ids"] if form == "json" else eval(ended.split("output_ids=")[1])
+    assert len(ids) == 3 and all(type(token) is int for token in ids)
+
+
 def test_one_line_a_request_however_many_samples_and_chunks(lines: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with rig(request_log=RequestLog(True, 2, "json")) as r:

@@ -72,6 +72,8 @@ def obj(**fields: Any) -> GenerateReqInput:
         ({"text": ["a", "b"], "rid": ["r", "r"]}, "rid", "'r' is given to more than one"),
         ({"text": "a", "rid": ""}, "rid", "empty"),
         ({"text": "a", "rid": "HEALTH_CHECK_1"}, "rid", "HEALTH_CHECK_"),
+        ({"text": "a", "rid": "x\0"}, "rid", "0000 at character 1"),
+        ({"text": "a", "rid": "x\ny"}, "rid", "control characters"),
         ({"text": "a", "rid": 7}, "rid", "must be a string"),
         ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num", "-1"),
     ],

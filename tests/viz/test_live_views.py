@@ -47,13 +47,14 @@ def cells(view: Views) -> Counter[str]:
 
 def test_views_say_what_the_fold_says_at_every_moment(run: tuple[Engine, RingSink]) -> None:
     engine, ring = run
-    views = LiveViews(engine.recording())
+    rec = engine.recording()
+    views = LiveViews(rec)
     views.refresh()
     for count in range(0, views.follower.count + 1, 41):
         made = views.make(Wanted(what=("dashboard", "kv", "tree"), at=count))
         said = made.dashboard.numbers  # type: ignore[union-attr]
         events = sorted(ring.since(0, count)[1], key=lambda event: event.sort_key)
-        moment = Recording(events).at()
+        moment = Recording(events, rec.header).at()
         assert (said.running, said.waiting) == (len(moment.running), len(moment.waiting))
         pools = (said.free, said.evictable, said.protected, said.private_total)
         assert pools == (moment.free, moment.evictable, moment.protected, moment.private_total)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sgviz.batch.asked_positions import AskedPositions, asked_positions
 from sgviz.worker.input_logprobs import PIECE_CELLS, input_parts
+from sgviz.worker.protocol import ProcessorFailure
 from sgviz.worker.sampler import LOGPROB_FLOOR, Sampled
 from sgviz.worker.tp_worker import TpModelWorker
 
@@ -163,7 +164,7 @@ def test_a_copy_to_the_host_takes_everything_along() -> None:
     ones = torch.ones(2)
     sampled = Sampled(
         tokens=ones, logprobs=ones, top_logprobs=ones, top_ids=ones, token_ids_logprobs=ones, inputs=[part],
-        failures={1: "why"},
+        failures={1: ProcessorFailure("why")},
     )  # fmt: skip
     seen: list[Tensor] = []
 
@@ -173,7 +174,10 @@ def test_a_copy_to_the_host_takes_everything_along() -> None:
 
     moved = sampled.moved(move)
     assert len(seen) == 5 + 4
-    assert moved.failures == {1: "why"} and (moved.inputs[0].member, moved.inputs[0].wanted) == (1, (5,))
+    assert moved.failures == {1: ProcessorFailure("why")} and (
+        moved.inputs[0].member,
+        moved.inputs[0].wanted,
+    ) == (1, (5,))
     torch.testing.assert_close(moved.inputs[0].logprobs, part.logprobs + 1)
     assert moved.token_ids_logprobs is not None and moved.token_ids_logprobs.tolist() == [2.0, 2.0]
     alone = Sampled(tokens=ones).moved(move)

@@ -46,6 +46,27 @@ class Narrow:
         return logits[:, :3]
 
 
+class Half:
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
+        return logits.half()
+
+
+class NotANumber:
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> None:
+        logits[:, 3] = torch.nan
+
+
+class BarsAll:
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
+        return torch.full_like(logits, -torch.inf)
+
+
+class Picky:
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> None:
+        if any("token" not in param for param in params):
+            raise ValueError("give a token")
+
+
 def req(rid: str, name: str | None = None, params: dict[str, Any] | None = None, **more: Any) -> Req:
     made = make_req(rid, [1, 2, 3], temperature=0.0, custom_params=params, **more)
     made.custom_logit_processor = name
@@ -64,7 +85,8 @@ def sample(
         vocab_mask=mask,
     )
     sampled = Sampler(VOCAB, processors=LogitProcessors(by_name)).sample(logits, batch)
-    return sampled.tokens.tolist(), sampled.failures
+    assert sampled.nan_members == []
+    return sampled.tokens.tolist(), {i: failure.why for i, failure in sampled.failures.items()}
 
 
 def some(rows: int) -> Tensor:
@@ -93,7 +115,15 @@ def test_two_processors_in_one_batch_and_params_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, why", [(Broken, "RuntimeError: no idea"), (Narrow, "ValueError: it returned logits")]
+    "kind, why",
+    [
+        (Broken, "RuntimeError: no idea"),
+        (Narrow, "TypeError: it returned logits of shape [1, 3]"),
+        (Half, "TypeError: it returned logits of dtype float16 for float32"),
+        (NotANumber, "ArithmeticError: the logits that it gave hold a NaN"),
+        (BarsAll, "it bars every id"),
+        (Picky, "give a token"),
+    ],
 )
 def test_one_that_fails_takes_nobody_with_it(kind: type, why: str) -> None:
     logits = some(3)
@@ -117,12 +147,27 @@ def test_what_a_grammar_bars_stays_barred() -> None:
     assert tokens[0] in (2, 3)
 
 
-def test_nothing_left_is_no_nan() -> None:
-    def none(logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
-        return torch.full_like(logits, -torch.inf)
+def test_one_that_bars_what_the_grammar_allows_leaves_nothing() -> None:
+    def bars(logits: Tensor, params: list[dict[str, Any]]) -> None:
+        logits[:, 2:4] = -torch.inf
 
-    tokens, failures = sample([req("a", "none"), req("b")], some(2), none=none)
-    assert 0 <= tokens[0] < VOCAB and failures == {}
+    words = np.full((1, -(-VOCAB // 32)), 0, dtype=np.int32)
+    words[0, 0] = 0b1100  # ids 2 and 3
+    mask = VocabMask(members=np.array([0], dtype=np.int64), words=words)
+    assert list(sample([req("a", "bars"), req("b", "bars")], some(2), mask, bars=bars)[1]) == [0]
+
+
+def test_only_a_value_error_is_a_refusal_of_the_params() -> None:
+    rows, processed = some(2), SamplingColumns.build([req("a", "x"), req("b", "y")], [1, 2], (), 0).processed
+    failures = LogitProcessors({"x": Picky(), "y": Broken()}).apply(rows, processed)
+    assert [failures[i].is_refusal for i in (0, 1)] == [True, False]
+
+
+def test_a_nan_of_the_model_is_not_the_processors() -> None:
+    rows = some(1)
+    rows[0, 3] = torch.nan
+    columns = SamplingColumns.build([req("a", "n")], [1], (), 0)
+    assert LogitProcessors({"n": NotANumber()}).apply(rows, columns.processed) == {}
 
 
 def test_in_the_worker_the_decode_graph_stands_aside() -> None:

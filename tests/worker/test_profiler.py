@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,47 @@ def test_what_cannot_be_is_named(options: dict[str, str], param: str) -> None:
     assert caught.value.param == param
 
 
-def test_a_gpu_that_is_not_there_cannot_be_watched() -> None:
-    if torch.cuda.is_available():
-        assert profiler(activities=["GPU"]).path
-    else:
-        with pytest.raises(BadRequest, match="torch finds none here"):
-            profiler(activities=["CPU", "GPU"])
+def test_a_gpu_that_is_not_there_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadRequest, match="torch finds none here") as caught:
+        profiler(activities=["CPU", "GPU"])
+    assert caught.value.param == "activities"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("activities", [None, ["GPU"]])
+def test_the_kernels_of_a_gpu_are_in_it(tmp_path: Path, activities: list[str] | None) -> None:
+    made = profiler(output_dir=str(tmp_path), activities=activities)
+    made.start()
+    torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+    torch.cuda.synchronize()
+    made.stop()
+    found = spans(made.path)
+    assert any(span.get("cat") == "kernel" for span in found)
+    assert any(span.get("cat") == "cpu_op" for span in found) == (activities is None)
+
+
+def test_a_second_one_is_refused_in_any_thread_until_the_first_has_ended(tmp_path: Path) -> None:
+    """torch itself starts it, and then the process dies."""
+    first, second = (profiler(output_dir=str(tmp_path), profile_id=name) for name in ("first", "second"))
+    first.start()
+    with ThreadPoolExecutor(1) as elsewhere, pytest.raises(BadRequest) as caught:
+        elsewhere.submit(second.start).result()
+    assert str(first.path) in caught.value.message
+    first.stop()
+    second.start()
+    torch.ones(3) + 1
+    second.stop()
+    assert any(span["name"] == "aten::add" for span in spans(second.path)) and first.path.exists()
+
+
+def test_one_that_cannot_be_written_lets_others_begin(tmp_path: Path) -> None:
+    made = profiler(output_dir=str(tmp_path / "gone"))
+    made.start()
+    (tmp_path / "gone").rmdir()
+    with pytest.raises((OSError, RuntimeError)):
+        made.stop()
+    after = profiler(output_dir=str(tmp_path))
+    after.start()
+    after.stop()
+    assert after.path.exists()

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, StartupError, Unavailable
+from sgviz.model.decoder import CausalLM
 from sgviz.model.fetch import resolve_model
+from sgviz.model.loader import load_model
+from sgviz.worker import model_runner
 from sgviz.worker.factory import make_worker
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.mock_worker import MockWorker
-from sgviz.worker.torch_threads import threads_of_new_threads
+from sgviz.worker.torch_threads import one_thread, threads_of_new_threads
 from sgviz.worker.tp_worker import TpModelWorker
 
 MODEL = "tiny-llama"
@@ -291,6 +295,36 @@ def test_torch_threads_are_put_back() -> None:
         for each in (workers[first], workers[1 - first], workers[0]):
             each.close()
         assert threads_of_new_threads() == before
+
+
+def test_one_thread_is_for_the_calling_thread_alone() -> None:
+    mine, others = torch.get_num_threads(), threads_of_new_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+        assert threads_of_new_threads() == others
+    assert (torch.get_num_threads(), threads_of_new_threads()) == (mine, others)
+
+
+def test_the_thread_that_runs_the_model_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no other thread has a team of OpenMP's, which would make every operator of the stream sleep and wake."""
+    where: list[tuple[str, int]] = []
+
+    def load(*args: Any, **kwargs: Any) -> CausalLM:
+        where.append((threading.current_thread().name, torch.get_num_threads()))
+        return load_model(*args, **kwargs)
+
+    monkeypatch.setattr(model_runner, "load_model", load)
+    made = TpModelWorker(MODEL, device="cpu", max_total_tokens=64, torch_threads=3)
+    made.load_weights(MODEL).install()
+    made.close()
+    assert where == [("sgviz-forward", 3), ("sgviz-weights", 1)]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_thread_and_no_setting(tmp_path: Path) -> None:
+    before, threads = threads_of_new_threads(), threading.active_count()
+    with pytest.raises(StartupError):
+        TpModelWorker(str(tmp_path), device="cpu", torch_threads=before + 1)
+    assert (threads_of_new_threads(), threading.active_count()) == (before, threads)
 
 
 def test_two_workers_in_one_process_do_not_touch_each_other(expected: list[list[int]]) -> None:

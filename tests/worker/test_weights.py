@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hand_driver import HandDriver, make_req
-from other_weights import WEIGHTS, copied, other_weights, without_a_tensor
+from other_weights import WEIGHTS, copied, of_integers, other_weights, without_a_tensor
 
 from sgviz.errors import BadRequest
 from sgviz.worker.mock_worker import MockWorker
@@ -88,6 +88,7 @@ def test_forwards_go_on_with_the_old_ones_until_they_are_installed(
             "architecture is 'Qwen3ForCausalLM', not 'LlamaForCausalLM'",
         ),
         (without_a_tensor, "missing are model.norm.weight"),
+        (of_integers, "tensor .* has dtype int64; weights must be floating-point numbers"),
         (lambda path: path, "there is no model"),
     ],
 )

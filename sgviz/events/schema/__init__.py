@@ -18,7 +18,15 @@ from sgviz.events.schema.base import (
     Body,
     Reason,
 )
-from sgviz.events.schema.flow import GenerationContinued, GenerationPaused, WeightsUpdated
+from sgviz.events.schema.flow import (
+    ForwardsSlowed,
+    GenerationContinued,
+    GenerationPaused,
+    ProfileEnded,
+    ProfileStarted,
+    WeightsRenamed,
+    WeightsUpdated,
+)
 from sgviz.events.schema.front import (
     ChunkSent,
     OutputReceived,
@@ -85,7 +93,7 @@ AnyBody = Union[  # noqa: UP007
     AdmitRepeated, ScanStopped, ChunkCut, RequestRetracted, BatchPlanned, BatchLaunched, BatchFinished, TokensSampled,
     EmbeddingsPooled, BatchProcessed, OutputStreamed, LoopResumed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken,
     RowReturned, PoolTaken, PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
-    GenerationPaused, GenerationContinued, WeightsUpdated,
+    GenerationPaused, GenerationContinued, WeightsUpdated, WeightsRenamed, ProfileStarted, ProfileEnded, ForwardsSlowed,
     SessionOpened, SessionClosed, SessionTurn,
 ]  # fmt: skip
 
@@ -131,6 +139,7 @@ __all__ = [
     "EmbeddingsPooled",
     "EngineConfigured",
     "Event",
+    "ForwardsSlowed",
     "GenerationContinued",
     "GenerationPaused",
     "GrammarQueued",
@@ -145,6 +154,8 @@ __all__ = [
     "PoolTaken",
     "PrefixMatched",
     "ProcessStarted",
+    "ProfileEnded",
+    "ProfileStarted",
     "QueueEntered",
     "QueueSorted",
     "Reason",
@@ -171,5 +182,6 @@ __all__ = [
     "TreeInserted",
     "TreeLocked",
     "TreeSplit",
+    "WeightsRenamed",
     "WeightsUpdated",
 ]

@@ -1,4 +1,4 @@
-"""Events of an engine that is paused, continued and given other weights. Imports: schema.base."""
+"""Events of an engine that is paused, given other weights, profiled and slowed down. Imports: schema.base."""
 
 from __future__ import annotations
 
@@ -35,3 +35,37 @@ class WeightsUpdated(Body, frozen=True, tag="weights.updated"):
     weight_version: str
     load_ns: int
     progress: tuple[tuple[str, int], ...] = ()
+
+
+class WeightsRenamed(Body, frozen=True, tag="weights.renamed"):
+    """The same weights are called `weight_version` from now on, `before` until now.
+
+    `progress`: `(rid, output tokens that have come)` of the requests that began before.
+    """
+
+    weight_version: str
+    before: str
+    progress: tuple[tuple[str, int], ...] = ()
+
+
+# ---------------------------------------------------------------- profiles, and a slower device
+
+
+class ProfileStarted(Body, frozen=True, tag="profile.started"):
+    """torch's profiler watches the process, for `num_steps` forwards (None: until told); the trace comes in `path`."""
+
+    path: str
+    num_steps: int | None = None
+
+
+class ProfileEnded(Body, frozen=True, tag="profile.ended"):
+    """It watches no more, and `path` is written, unless `error` says why not."""
+
+    path: str
+    error: str = ""
+
+
+class ForwardsSlowed(Body, frozen=True, tag="forwards.slowed"):
+    """From now on each launch is put off by `sleep_s` seconds; 0: no more."""
+
+    sleep_s: float

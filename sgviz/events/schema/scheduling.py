@@ -133,11 +133,17 @@ class AdmitRepeated(Body, frozen=True, tag="admit.repeated"):
 
 
 class ScanStopped(Body, frozen=True, tag="scan.stopped"):
-    """Planning stopped at `rid` for `reason`; the `behind` requests after it were not tried."""
+    """Planning stopped at `rid` for `reason`; the `behind` requests after it were not tried.
+
+    With the reason other_kind it went on behind `rid`, the first that is of the other kind than the batch, unless a
+    prompt that is being cut had begun the batch; `behind` are more of that kind. `passed`: where it stopped for
+    another reason, the first that it had passed over like that.
+    """
 
     rid: str
     reason: Reason
     behind: int
+    passed: str = ""
 
 
 class ChunkCut(Body, frozen=True, tag="chunk.cut"):

@@ -21,7 +21,7 @@ from sgviz.scheduler.gate.grammar import KEYWORDS
 NOT_SCHEDULER = frozenset({
     "process.started", "engine.configured", "trace.dropped", "trace.cost", "request.received", "request.converted",
     "chunk.sent", "response.finished", "request.tokenized", "request.dispatched", "output.received",
-    "request.finished", "text.emitted", "request.refused",
+    "request.finished", "text.emitted", "request.refused", "weights.renamed",
     "loop.resumed",  # told by the gate itself when it opens
 })  # fmt: skip
 KINDS = tuple(kind for kind in BODY_OF if kind not in NOT_SCHEDULER)

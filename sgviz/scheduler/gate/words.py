@@ -25,6 +25,9 @@ def sentence(event: Event) -> str:
             return _admitted(body)
         case schema.AdmitRepeated():
             return f"{body.rid} was refused {body.count} times more ({body.reason}), and that is over"
+        case schema.ScanStopped(reason=Reason.OTHER_KIND):
+            more = f", and {body.behind} more of its kind" if body.behind else ""
+            return f"{body.rid} waits for a batch of its own kind{more}"
         case schema.ScanStopped():
             return f"the scan of the queue stopped at {body.rid} ({body.reason}); {body.behind} behind it wait untried"
         case schema.ChunkCut():

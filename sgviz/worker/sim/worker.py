@@ -78,6 +78,18 @@ class SimWorker:
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> SimLaunch:
         """Put the forward on the timeline. Raises Unavailable after `close`."""
+        if batch.is_embedding:
+            return self.forward_batch_embedding(batch)
+        return SimLaunch(self, self._take(batch), sampled=not delay_sample)
+
+    def forward_batch_embedding(self, batch: ScheduleBatch) -> SimLaunch:
+        """A vector a request, by `rule_vector` from its prompt; `b""` while that goes on."""
+        forward = self._take(batch)
+        forward.vectors = self._vectors(batch)
+        return SimLaunch(self, forward, sampled=True)
+
+    def _take(self, batch: ScheduleBatch) -> _Forward:
+        """A place on the timeline, and what is needed of `batch` later."""
         if self._closed:
             raise Unavailable("the simulated device is closed: nothing can be launched any more")
         took = self._cost.step_ns(StepWork.of_batch(batch))
@@ -91,7 +103,7 @@ class SimWorker:
         wishes = None
         if batch.return_logprob:
             wishes = [(req.top_logprobs_num, req.token_ids_logprob) for req in batch.reqs]
-        forward = _Forward(
+        return _Forward(
             batch.bid,
             self._launched,
             rows,
@@ -101,12 +113,9 @@ class SimWorker:
             start,
             self._free_at,
             constrained_members(batch),
-            self.forward_batch_embedding(batch) if batch.is_embedding else None,
         )
-        return SimLaunch(self, forward, sampled=not delay_sample or batch.is_embedding)
 
-    def forward_batch_embedding(self, batch: ScheduleBatch) -> list[bytes]:
-        """A vector a request, by `rule_vector` from its prompt; `b""` while that goes on."""
+    def _vectors(self, batch: ScheduleBatch) -> list[bytes]:
         spec = self.info.embedding
         assert spec is not None, "the TokenizerManager refuses such requests"
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,11 @@ from sgviz.cache.kv_cache import KVCache
 from sgviz.config import Settings
 from sgviz.errors import ConfigError, SgvizError, Unavailable
 from sgviz.events.tracer import Tracer
-from sgviz.messages import SamplingParams
+from sgviz.messages import EmbeddingSpec, SamplingParams
 from sgviz.model.fetch import resolve_model
 from sgviz.model.tokenizer import Tokenizer
 from sgviz.worker.factory import make_worker
-from sgviz.worker.protocol import WorkerInfo
+from sgviz.worker.protocol import EmbeddingBatchResult, WorkerInfo
 from sgviz.worker.sim.build import MOST_KV_TOKENS, make_sim_worker
 from sgviz.worker.sim.device_timer import WallTimer
 from sgviz.worker.sim.step_work import StepWork
@@ -107,6 +108,22 @@ class Bench:
 
 
 # ---------------------------------------------------------------- timeline
+
+
+def test_a_batch_for_vectors_is_a_launch_like_any_other() -> None:
+    bench = Bench()
+    bench.worker.info = replace(bench.worker.info, embedding=EmbeddingSpec(dim=8))
+    first = bench.worker.launch(bench.extend([bench.req("a", 4)]))
+    reqs = [bench.req("b", 6), bench.req("c", 2)]
+    for req in reqs:
+        req.is_embedding = True
+    launch = bench.worker.forward_batch_embedding(bench.extend(reqs))
+    assert not launch.done()
+    result = launch.result()
+    assert first.done() and launch.done() and bench.timer.time == 12_000
+    assert isinstance(result, EmbeddingBatchResult) and result.bid == launch.bid
+    assert (result.start_ns, result.end_ns) == (4000, 12_000)
+    assert [len(vector) for vector in result.embeddings] == [32, 32]
 
 
 def test_launches_run_one_after_the_other_from_their_launch_on() -> None:

@@ -1,0 +1,299 @@
+"""MultiTokenizerRouter: between the tokenizer workers and the scheduler, in the main process's loop.
+
+Each worker has a pair of sockets to it and takes it for the scheduler. It remembers which worker sent which rid, so
+that results find back, one rid lives once, and an abort of all that a worker has touches nobody else's requests.
+Whatever is not a worker's goes on to the TokenizerManager of the main process, which leads: pauses, names of weights
+and aborts by name are orders of its to all workers.
+
+Mirrors SGLang's MultiTokenizerRouter. What differs: workers have a channel each instead of a name on every message
+(http_worker_ipc), and results are split here rather than by the detokenizer. Imports: channel, messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from sgviz.channel import AsyncReceiver, PortArgs, Sender
+from sgviz.errors import BadRequest, Unavailable
+from sgviz.messages import (
+    AbortReq,
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    ConfigureTraceReq,
+    DebugReqOutput,
+    FinishReason,
+    OutputColumns,
+    ShutdownReq,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    ToTokenizer,
+)
+from sgviz.messages.generate import new_rid
+from sgviz.messages.workers import (
+    AckedOrder,
+    DrainReq,
+    EngineFailedReq,
+    HttpNoted,
+    OrderDone,
+    TokenizerWorkerRegistrationReq,
+    Told,
+    WorkerNews,
+    WorkerWelcome,
+)
+
+log = logging.getLogger(__name__)
+
+FromWorker = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | WorkerNews
+Columns = TypeVar("Columns", bound=OutputColumns)
+CONNECT_S = 10.0
+STEP_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An order that is not done by all: who has yet to say so, and who waits."""
+
+    workers: set[int]
+    done: asyncio.Future[None]
+
+
+class MultiTokenizerRouter:
+    """What the main process's TokenizerManager receives from, and the crew that it leads. One asyncio loop owns it.
+
+    Args:
+        receiver: from scheduler and detokenizer. to_scheduler: shared with the TokenizerManager.
+        on_failure: told why when nothing can be brought on any more.
+
+    Attributes:
+        on_http: gets what workers tell of their HTTP requests.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        ports: PortArgs,
+        receiver: AsyncReceiver[ToTokenizer],
+        to_scheduler: Sender,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._zmq = context
+        self._ports = ports
+        self._receiver = receiver
+        self._to_scheduler = to_scheduler
+        self._on_failure = on_failure
+        self.on_http: Callable[[HttpNoted], None] = lambda noted: None
+        self.events_on = False
+        self._owners: dict[str, int] = {}
+        self._senders: dict[int, Sender] = {}
+        self._receivers: dict[int, AsyncReceiver[FromWorker]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # membership only
+        self._waiting: dict[str, _Waiting] = {}
+        self._welcomed: set[int] = set()  # membership only
+        self._failure: str | None = None
+
+    # ------------------------------------------------------------ life
+
+    def open(self, worker: int) -> PortArgs:
+        """Bind the sockets of a worker to come; the addresses that it is given."""
+        ports = self._ports.for_worker(worker)
+        self._receivers[worker] = AsyncReceiver(
+            self._zmq, ports.scheduler_input_ipc_name, FromWorker, bind=True
+        )
+        self._senders[worker] = Sender(self._zmq, ports.tokenizer_ipc_name, bind=True)
+        self._spawn(self._listen(worker))
+        return ports
+
+    def fail(self, message: str) -> None:
+        """The engine is gone: every request of the workers ends, and every order too."""
+        self._failure = message
+        for waiting in self._waiting.values():
+            if not waiting.done.done():
+                waiting.done.set_exception(Unavailable(message))
+        self._waiting.clear()
+        for rid in list(self._owners):
+            self._forward(AbortReq(rid=rid, message=message))
+        self._broadcast(EngineFailedReq(message=message))
+
+    async def drained(self, grace: float, refusal: str) -> None:
+        """No worker takes a new request, for `refusal`; those under way end, by themselves for `grace` seconds."""
+        await self.ask(DrainReq(id=new_rid(), grace=grace, message=refusal))
+
+    def leave(self) -> None:
+        """Tell the workers to close their ports and end."""
+        self._broadcast(ShutdownReq())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for worker, receiver in self._receivers.items():
+            receiver.close()
+            self._senders[worker].close()
+
+    # ------------------------------------------------------------ the crew
+
+    @property
+    def live(self) -> int:
+        """Requests of workers that the scheduler has."""
+        return len(self._owners)
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        """The rids under way and the worker that has each."""
+        return [{"rid": rid, "tokenizer_worker": worker} for rid, worker in self._owners.items()]
+
+    def tell(self, order: Told) -> None:
+        """Send an order to all, without waiting."""
+        self._broadcast(order)
+
+    def set_events(self, on: bool) -> None:
+        """Switch events on or off in all workers, and in those to come."""
+        self.events_on = on
+        self._broadcast(ConfigureTraceReq(on=on))
+
+    def ask(self, order: AckedOrder) -> Awaitable[None]:
+        """Send an order to all, at once; wait for the result until all have done it.
+
+        Raises (when waited for):
+            Unavailable: the engine failed.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            done.set_exception(Unavailable(self._failure))
+        elif self._welcomed:
+            self._waiting[order.id] = _Waiting(set(self._welcomed), done)
+            self._broadcast(order)
+        else:
+            done.set_result(None)
+        return done
+
+    # ------------------------------------------------------------ to the workers
+
+    async def recv(self) -> ToTokenizer:
+        """The next message of scheduler or detokenizer, without what it brings for workers."""
+        message = await self._receiver.recv()
+        if isinstance(message, BatchStrOutput):
+            return self._split(message)
+        if isinstance(message, BatchEmbeddingOutput):
+            return self._split(message)
+        if isinstance(message, AbortReq):
+            self._send(self._owners.pop(message.rid, None), message)
+        elif isinstance(
+            message, DebugReqOutput
+        ):  # time limits stand still while a debugger holds the scheduler
+            self._broadcast(message)
+        return message
+
+    def _split(self, batch: Columns) -> Columns:
+        """Send each worker its rows; what is left."""
+        rows: dict[int | None, list[int]] = {}
+        for row, rid in enumerate(batch.rids):
+            rows.setdefault(self._owners.get(rid), []).append(row)
+            if batch.finished_reasons[row] is not None:
+                self._owners.pop(rid, None)
+        own = rows.pop(None, [])
+        for worker, theirs in rows.items():
+            self._send(worker, _rows_of(batch, theirs))
+        return _rows_of(batch, own) if rows else batch
+
+    def _send(self, worker: int | None, message: msgspec.Struct) -> None:
+        if worker is None:
+            return
+        with suppress(Unavailable):  # it died, which is dealt with where it is watched
+            self._senders[worker].send(message)
+
+    def _broadcast(self, message: msgspec.Struct) -> None:
+        for worker in self._senders:
+            self._send(worker, message)
+
+    # ------------------------------------------------------------ from the workers
+
+    async def _listen(self, worker: int) -> None:
+        receiver = self._receivers[worker]
+        while True:
+            self._take(worker, await receiver.recv())
+
+    def _take(self, worker: int, message: FromWorker) -> None:
+        if isinstance(message, TokenizedGenerateReqInput):  # vectors are a kind of it
+            self._dispatch(worker, message)
+        elif isinstance(message, AbortReq):
+            self._abort(worker, message)
+        elif isinstance(message, HttpNoted):
+            self.on_http(message)
+        elif isinstance(message, OrderDone):
+            self._note_done(worker, message.id)
+        else:
+            assert isinstance(message, TokenizerWorkerRegistrationReq)
+            self._spawn(self._welcome(worker))
+
+    def _dispatch(self, worker: int, message: TokenizedGenerateReqInput) -> None:
+        rid = message.rid
+        if self._owners.get(rid, worker) != worker:
+            why = f"rid {rid!r} is already in use; wait for its end or take another"
+            reason = FinishReason(type="abort", message=why, status_code=400, err_type=BadRequest.type)
+            self._send(worker, AbortReq(rid=rid, finished_reason=reason))
+            return
+        self._owners[rid] = worker
+        self._forward(message)
+
+    def _abort(self, worker: int, message: AbortReq) -> None:
+        rids = [message.rid]
+        if message.abort_all:  # all that this worker knows of
+            rids = [rid for rid, owner in self._owners.items() if owner == worker]
+        for rid in rids:
+            self._forward(AbortReq(rid=rid, message=message.message))
+
+    def _forward(self, message: msgspec.Struct) -> None:
+        with suppress(Unavailable):  # the scheduler died, and everybody is about to hear it
+            self._to_scheduler.send(message)
+
+    def _note_done(self, worker: int, order: str) -> None:
+        waiting = self._waiting.get(order)
+        if waiting is None:
+            return
+        waiting.workers.discard(worker)
+        if not waiting.workers:
+            del self._waiting[order]
+            if not waiting.done.done():
+                waiting.done.set_result(None)
+
+    async def _welcome(self, worker: int) -> None:
+        """Answer as soon as the other end is connected too; before it the worker takes no requests."""
+        sender = self._senders[worker]
+        async with asyncio.timeout(CONNECT_S):
+            while not sender.wait_for_peer(0):
+                await asyncio.sleep(STEP_S)
+        sender.send(WorkerWelcome(events_on=self.events_on))
+        self._welcomed.add(worker)
+
+    # ------------------------------------------------------------ inside
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("bringing messages to and from the tokenizer workers failed", exc_info=error)
+        self._on_failure(f"{type(error).__name__}: {error}")
+
+
+def _rows_of(batch: Columns, rows: list[int]) -> Columns:
+    """A batch of these rows alone."""
+    size = len(batch.rids)
+    if len(rows) == size:
+        return batch
+    picked = {
+        name: [column[row] for row in rows] if len(column := getattr(batch, name)) == size else column
+        for name in batch.__struct_fields__
+    }
+    return type(batch)(**picked)

@@ -1,0 +1,45 @@
+"""Crew: the tokenizer workers behind the TokenizerManager of the main process, as its control desk sees them.
+
+The MultiTokenizerRouter is one; without workers there is nobody to tell. Imports: messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from sgviz.messages.workers import AckedOrder, Told
+
+
+class Crew(Protocol):
+    @property
+    def live(self) -> int:
+        """Their requests under way in the scheduler."""
+        ...
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        """What is known of each of them here."""
+        ...
+
+    def tell(self, order: Told) -> None:
+        """Send an order to all, without waiting."""
+        ...
+
+    def ask(self, order: AckedOrder) -> Awaitable[None]:
+        """Send an order to all, at once; wait for the result until all have done it. Unavailable: the engine failed."""
+        ...
+
+
+class NoCrew:
+    """All requests are the TokenizerManager's own."""
+
+    live = 0
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        return []
+
+    def tell(self, order: Told) -> None:
+        pass
+
+    async def ask(self, order: AckedOrder) -> None:
+        pass

@@ -1,0 +1,161 @@
+"""What a worker's TokenizerManager does when the main process orders: holds, ends, names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tm_rig import Rig, params, rig, run
+
+from sgviz.events.schema import RequestDispatched
+from sgviz.messages import FinishReason, GenerateReqInput
+from sgviz.messages.workers import (
+    AbortBroadcastReq,
+    HoldForWeightsReq,
+    PauseContinueBroadcastReq,
+    ReleaseAfterWeightsReq,
+    WeightsNamedReq,
+)
+
+LENGTH = FinishReason(type="length", length=3)
+
+
+@asynccontextmanager
+async def worker() -> AsyncIterator[Rig]:
+    async with rig() as r:
+        r.engine.auto = False
+        r.manager.start()
+        yield r
+
+
+def begin(r: Rig, rid: str, **values: Any) -> asyncio.Task[Any]:
+    return r.start(GenerateReqInput(text="x", rid=rid, sampling_params=params(**values)))
+
+
+async def live(r: Rig, *rids: str) -> None:
+    await r.engine.until(lambda: set(rids) <= set(r.engine.live))
+
+
+async def ticks() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def sent(r: Rig) -> list[str]:
+    return [body.rid for body in r.bodies(RequestDispatched)]
+
+
+async def end(r: Rig, task: asyncio.Task[Any], rid: str) -> dict[str, Any]:
+    r.engine.token(rid, "abc", LENGTH)
+    (output,) = await task
+    meta: dict[str, Any] = output["meta_info"]
+    return meta
+
+
+def test_a_pause_holds_new_requests_and_lets_the_others_be() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            first = begin(r, "first")
+            await live(r, "first")
+            for mode in ("in_place", "retract"):
+                await r.manager.follower.do(PauseContinueBroadcastReq(id="1", mode=mode))  # type: ignore[arg-type]
+            late = begin(r, "late")
+            await ticks()
+            assert sent(r) == ["first"] and not first.done() and not r.engine.aborts
+            await r.manager.follower.do(PauseContinueBroadcastReq(id="2", mode=None))
+            await live(r, "late")
+            for task, rid in ((first, "first"), (late, "late")):
+                assert (await end(r, task, rid))["finish_reason"]["type"] == "length"
+
+    run(body())
+
+
+def test_a_pause_that_aborts_is_done_when_nothing_is_left() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            tasks = [begin(r, "a"), begin(r, "b", n=2)]
+            await r.engine.until(lambda: len(r.engine.requests) >= 2)
+            await r.manager.follower.do(PauseContinueBroadcastReq(id="1", mode="abort"))
+            assert not r.manager.rid_to_state
+            for task in tasks:
+                (output,) = await task
+                outputs = output if isinstance(output, list) else [output]
+                assert {each["meta_info"]["finish_reason"]["type"] for each in outputs} == {"abort"}
+
+    run(body())
+
+
+def test_a_hold_waits_for_those_under_way_and_ends_with_its_release() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            first = begin(r, "first")
+            await live(r, "first")
+            holds = [
+                asyncio.create_task(r.manager.follower.do(HoldForWeightsReq(id=name))) for name in ("1", "2")
+            ]
+            late = begin(r, "late")
+            await ticks()
+            assert sent(r) == ["first"] and not any(hold.done() for hold in holds)
+            await end(r, first, "first")
+            await asyncio.gather(*holds)
+            named = WeightsNamedReq(id="3", model_path="m2", weight_version="v2")
+            await r.manager.follower.do(named)
+            for _ in holds:  # each hold has a release of its own
+                assert sent(r) == ["first"]
+                await r.manager.follower.do(ReleaseAfterWeightsReq(id="4"))
+            await live(r, "late")
+            assert (await end(r, late, "late"))["weight_version"] == "v2"
+
+    run(body())
+
+
+def test_a_hold_may_end_what_is_under_way() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            first = begin(r, "first")
+            await live(r, "first")
+            await r.manager.follower.do(HoldForWeightsReq(id="1", abort_all="other weights"))
+            (output,) = await first
+            assert output["meta_info"]["finish_reason"]["message"] == "other weights"
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="2"))
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="3"))  # of a hold that never came
+
+    run(body())
+
+
+def test_requests_across_a_change_know_how_far_they_were() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            first = begin(r, "first")
+            await live(r, "first")
+            await r.manager.follower.do(PauseContinueBroadcastReq(id="1", mode="in_place"))
+            await r.manager.follower.do(HoldForWeightsReq(id="2"))
+            progress = {"first": 2, "of another worker": 7}
+            await r.manager.follower.do(
+                WeightsNamedReq(id="3", model_path="m2", weight_version="v2", progress=progress)
+            )
+            assert r.manager.rid_to_state["first"].weight_changes == [(2, "v2")]
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="4"))
+            await r.manager.follower.do(PauseContinueBroadcastReq(id="5", mode=None))
+            await end(r, first, "first")
+
+    run(body())
+
+
+def test_aborts_by_name_end_only_what_is_here() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            tasks = {rid: begin(r, rid) for rid in ("a", "b")}
+            await live(r, "a", "b")
+            await r.manager.follower.do(AbortBroadcastReq(rid="elsewhere", message="why"))
+            await r.manager.follower.do(AbortBroadcastReq(rid="a", message="why"))
+            (output,) = await tasks["a"]
+            assert output["meta_info"]["finish_reason"]["message"] == "why"
+            assert [abort.rid for abort in r.engine.aborts] == ["a"]
+            await r.manager.follower.do(AbortBroadcastReq(abort_all=True, message="all"))
+            (output,) = await tasks["b"]
+            assert output["meta_info"]["finish_reason"]["message"] == "all"
+
+    run(body())
