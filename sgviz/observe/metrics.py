@@ -18,6 +18,8 @@ from sgviz.events.schema import (
     BatchPlanned,
     ChunkSent,
     Event,
+    GenerationContinued,
+    GenerationPaused,
     GrammarQueued,
     GrammarReady,
     LoopIdle,
@@ -33,6 +35,8 @@ from sgviz.events.schema import (
     RequestRetracted,
     RequestTokenized,
     ResponseFinished,
+    SessionClosed,
+    SessionOpened,
     TextEmitted,
     TokensSampled,
     TraceDropped,
@@ -47,6 +51,7 @@ RATE_WINDOW_NS = 10_000_000_000
 QUIET_NS = 30_000_000_000
 HIT_WINDOW_NS = 15_000_000_000
 SLOT_BYTES = 4
+SCHEDULER_COMPONENT = "scheduler"
 
 
 class Metrics:
@@ -64,6 +69,9 @@ class Metrics:
         self._last_token: dict[str, int] = {}
         self._retracted: dict[str, None] = {}
         self._compiling: dict[str, None] = {}
+        self._calls: dict[str, tuple[int, str]] = {}  # by rid: when it came, and the function's name
+        self._streaming: dict[str, None] = {}
+        self._paused = 0
         self._decoded: deque[tuple[int, int]] = deque()
         self._hits: deque[tuple[int, int, int]] = deque()
         self._busy: deque[tuple[int, int]] = deque()
@@ -92,7 +100,7 @@ class Metrics:
     def _make_handlers(self) -> dict[type, Callable[[Event, Any], None]]:
         requests = self._requests
         return {
-            RequestReceived: requests.received,
+            RequestReceived: self._on_received,
             RequestConverted: requests.converted,
             RequestTokenized: requests.tokenized,
             RequestDispatched: requests.dispatched,
@@ -112,10 +120,26 @@ class Metrics:
             RequestAborted: self._on_aborted,
             ChunkSent: requests.chunk_sent,
             ResponseFinished: self._on_response,
+            GenerationPaused: self._on_paused,
+            GenerationContinued: self._on_continued,
+            SessionOpened: self._on_session,
+            SessionClosed: lambda event, body: self._streaming.pop(body.session_id, None),
             TraceDropped: lambda event, body: self.lost(body.count),
         }
 
     # ------------------------------------------------------------ scheduler
+
+    def _on_paused(self, event: Event, body: GenerationPaused) -> None:
+        if event.component == SCHEDULER_COMPONENT:
+            self._paused = body.requests
+
+    def _on_continued(self, event: Event, body: GenerationContinued) -> None:
+        if event.component == SCHEDULER_COMPONENT:
+            self._paused = 0
+
+    def _on_session(self, event: Event, body: SessionOpened) -> None:
+        if body.streaming:
+            self._streaming[body.session_id] = None
 
     def _on_queued(self, event: Event, body: QueueEntered) -> None:
         self._requests.queued(event, body)
@@ -246,8 +270,14 @@ class Metrics:
             self.series.count("num_grammar_timeout", int(late))
             self._compiling.pop(body.rid, None)
 
+    def _on_received(self, event: Event, body: RequestReceived) -> None:
+        self._requests.received(event, body)
+        self._calls[body.rid] = (event.t, body.path.strip("/").replace("/", "_"))
+
     def _on_response(self, event: Event, body: ResponseFinished) -> None:
         """What is still known then was refused before it was dispatched, or lived on as its samples."""
+        if (call := self._calls.pop(body.rid, None)) is not None:
+            self.series.observe("func_latency_seconds", (event.t - call[0]) / 1e9, name=call[1])
         state = self._requests.by_rid.get(body.rid)
         if state is not None and (state.children or not state.stats.api_server_dispatch):
             self._forget(body.rid)
@@ -276,6 +306,8 @@ class Metrics:
             "num_running_reqs": len(engine.running),
             "num_queue_reqs": len(engine.waiting),
             "num_grammar_queue_reqs": len(self._compiling),
+            "num_paused_reqs": self._paused,
+            "num_streaming_sessions": len(self._streaming),
             "num_retracted_reqs": len(self._retracted),
             "gen_throughput": self._throughput(),
             "cache_hit_rate": self._hit_rate(),

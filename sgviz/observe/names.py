@@ -43,6 +43,8 @@ GAUGES = {
     "num_running_reqs": Named("Requests past the queue."),
     "num_queue_reqs": Named("Requests in the waiting queue."),
     "num_grammar_queue_reqs": Named("Requests that wait for their grammars to compile."),
+    "num_paused_reqs": Named("Requests under way as the present pause of generation began; 0 without one."),
+    "num_streaming_sessions": Named("Streaming sessions that are open."),
     "num_retracted_reqs": Named("Requests that were retracted and wait again."),
     "gen_throughput": Named("Output tokens a second over the last ten seconds; 0 after thirty without any."),
     "cache_hit_rate": Named(
@@ -107,6 +109,9 @@ TM_HISTOGRAMS = {
     "prompt_tokens_histogram": Named("Prompt tokens of a finished request.", (), TOKENS),
     "uncached_prompt_tokens_histogram": Named("Those of them that had to be computed.", (), TOKENS),
     "generation_tokens_histogram": Named("Output tokens of a finished request.", (), TOKENS),
+    "func_latency_seconds": Named(
+        "Of the function behind an endpoint, from a request's arrival to its last byte.", ("name",), E2E_S
+    ),
 }
 HISTOGRAMS = {
     "grammar_compilation_time_seconds": Named("Of each grammar that was compiled.", (), STAGE_S),
@@ -124,9 +129,9 @@ HTTP_GAUGES = {"http_requests_active": Named("Requests that are being answered."
 # why SGLang has it and this server does not; the names as SGLang's facts sheet groups them
 ABSENT = (
     (
-        "No session, routing key or pause of generation exists here",
-        "num_paused_reqs, num_streaming_sessions, streaming_session_held_tokens, num_unique_running_routing_keys, "
-        "routing_key_running_req_count, routing_key_all_req_count, routing_keys_active",
+        "A session holds no KV of its own, and there are no routing keys",
+        "streaming_session_held_tokens, num_unique_running_routing_keys, routing_key_running_req_count, "
+        "routing_key_all_req_count, routing_keys_active",
     ),
     (
         "No speculation, LoRA, host or storage cache, second attention kind or expert exists here",

@@ -59,7 +59,7 @@ class Series:
         counter, labels = self._counters[name]
         counter.labels(**{**labels, **custom}, **more).inc(amount)
 
-    def observe(self, name: str, value: float, custom: Labels = NONE, **more: str) -> None:
+    def observe(self, name: str, value: float, custom: Labels = NONE, /, **more: str) -> None:
         """`value` in seconds or tokens; two processes may stamp within one tick, so less than 0 is 0."""
         histogram, labels = self._histograms[name]
         histogram.labels(**{**labels, **custom}, **more).observe(max(0.0, value))

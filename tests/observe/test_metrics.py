@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -34,6 +36,8 @@ ITL = [0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 
 FACTS = {
     "num_running_reqs": ("gauge", SCHEDULER, ()),
     "num_queue_reqs": ("gauge", SCHEDULER, ()),
+    "num_paused_reqs": ("gauge", SCHEDULER, ()),
+    "num_streaming_sessions": ("gauge", SCHEDULER, ()),
     "num_retracted_reqs": ("gauge", SCHEDULER, ()),
     "gen_throughput": ("gauge", SCHEDULER, ()),
     "cache_hit_rate": ("gauge", SCHEDULER, ()),
@@ -85,7 +89,7 @@ FACTS = {
     "http_responses_total": ("counter", frozenset(), ("endpoint", "status_code", "method")),
     "http_requests_active": ("gauge", frozenset(), ("endpoint", "method")),
 }
-OURS = {"trace_dropped_events_total"}
+OURS = {"trace_dropped_events_total", "func_latency_seconds"}  # the second is SGLang's, but not on the sheet
 BUCKETS = {
     "time_to_first_token_seconds": TTFT,
     "e2e_request_latency_seconds": [*TTFT, 600, 1200, 1800, 2400],
@@ -94,8 +98,8 @@ BUCKETS = {
 }
 # the rest of the facts sheet's section, whole or by its pattern
 NOT_HERE = """
-num_paused_reqs utilization max_running_requests_under_SLO
-num_unique_running_routing_keys num_streaming_sessions streaming_session_held_tokens
+utilization max_running_requests_under_SLO
+num_unique_running_routing_keys streaming_session_held_tokens
 scheduler_process_cpu_seconds_total scheduler_stage_seconds_total estimated_flops_per_gpu_total
 estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total swa_token_usage mamba_usage
 swa_available_tokens max_total_num_tokens_swa kv_cache_memory_usage_gb weight_memory_usage_gb
@@ -150,6 +154,16 @@ def sums(url: str) -> dict[tuple[str, str], float]:
             key = (sample.name.removeprefix("sglang:"), sample.labels.get("mode", ""))
             out[key] = out.get(key, 0.0) + sample.value
     return out
+
+
+def calls(url: str) -> float:
+    """Of the function behind POST /generate."""
+    family = families(url)["func_latency_seconds"]
+    return sum(
+        sample.value
+        for sample in family.samples
+        if sample.name.endswith("_count") and sample.labels["name"] == "generate"
+    )
 
 
 def load(engine: Engine, url: str) -> None:
@@ -250,6 +264,30 @@ def test_metrics_say_what_the_recording_says(served: tuple[Engine, str]) -> None
     batches = rec.iterations
     assert told["cuda_graph_passes_total", "decode_none"] == (batches["mode"] == "decode").sum()
     assert told["cuda_graph_passes_total", "prefill_none"] == (batches["mode"] != "decode").sum()
+
+
+def test_functions_pauses_and_streaming_sessions(served: tuple[Engine, str]) -> None:
+    engine, url = served
+    before = calls(url)
+    session = engine.open_session(1000, streaming=True)
+    waits = threading.Thread(target=engine.generate, args=("x", {"max_new_tokens": 400, "ignore_eos": True}))
+    waits.start()
+    deadline = time.monotonic() + 20
+    while not engine.internal_state()["num_running_reqs"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    engine.pause_generation("in_place")
+    told = sums(url)
+    assert told["num_paused_reqs", ""] == 1 and told["num_streaming_sessions", ""] == 1
+    engine.continue_generation()
+    engine.close_session(session)
+    waits.join(30)
+    body = json.dumps({"text": "a", "sampling_params": {"max_new_tokens": 1}}).encode()
+    asked = urllib.request.Request(url + "/generate", body, {"content-type": "application/json"})
+    urllib.request.urlopen(asked, timeout=30).read()
+    told = sums(url)
+    assert told["num_paused_reqs", ""] == 0 and told["num_streaming_sessions", ""] == 0
+    assert calls(url) == before + 1
 
 
 def test_effective_tokens_leave_out_what_is_computed_again() -> None:
