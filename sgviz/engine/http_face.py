@@ -45,7 +45,17 @@ class Server:
         return self._handle.port
 
     def stop(self, grace: float = 5.0) -> None:
-        """Close the port; the engine goes on."""
+        """Close the port; the engine goes on.
+
+        Raises:
+            ConfigError: tokenizer workers serve it. They are parts of the engine, which cannot go on without them.
+        """
+        if self._pipeline.router is not None:
+            raise ConfigError(
+                f"the port {self.port} is served by tokenizer workers, which end with their engine only: shut that "
+                "down, or serve with tokenizer_worker_num = 1",
+                param="tokenizer_worker_num",
+            )
         self._pipeline.loop.call(self._handle.stop(grace))
 
     def __repr__(self) -> str:

@@ -17,8 +17,10 @@ from sgviz.launch.tokenizer_workers import TokenizerWorkers
 from sgviz.messages.workers import ConfigureLoggingReq, HttpNoted
 from sgviz.serving.counting import Counts
 from sgviz.serving.listeners import open_path, share_port
+from sgviz.serving.pass_on import IDLE_S
 from sgviz.serving.server import ServerHandle, check_tls
 
+QUIET_S = 60 * IDLE_S
 LEAVE_S = 3.0  # for the last bytes of all workers, and their ends
 
 
@@ -41,20 +43,24 @@ class WorkerFace:
         settings = pipeline.settings
         check_tls(settings.http)
         listeners = share_port(host, port, settings.serve.tokenizer_worker_num)
-        port = listeners[0].getsockname()[1]
-        path = pipeline.ports.main_path
-        behind = await ServerHandle.start(app, http=_plain(settings.http), listener=open_path(path))
         try:
-            workers = await pipeline.start_workers(listeners, path)
-        except BaseException:
-            await behind.stop(0.0)
-            raise
+            port = listeners[0].getsockname()[1]
+            path = pipeline.ports.main_path
+            behind = await ServerHandle.start(app, http=_plain(settings.http), listener=open_path(path))
+            try:
+                workers = await pipeline.start_workers(listeners, path)
+            except BaseException:
+                await behind.stop(0.0)
+                raise
+        finally:
+            for listener in listeners:
+                listener.close()  # the workers have their own by now, or nobody shall
         scheme = "https" if settings.http.ssl_certfile else "http"
         name = f"[{host}]" if ":" in host else host
         return cls(workers, behind, f"{scheme}://{name}:{port}", port)
 
     async def stop(self, grace: float = LEAVE_S) -> None:
-        """Close the port: let the workers end, then the app behind them."""
+        """Close the port of an engine that stops: let the workers end, then the app behind them."""
         await self._workers.leave(max(grace, LEAVE_S))
         await self._behind.stop(0.0)
 
@@ -100,7 +106,15 @@ def check_no_workers(settings: Settings) -> None:
 
 
 def _plain(http: HttpConfig) -> HttpConfig:
-    """Behind the workers nothing is encrypted, and none of them is cut off for being quiet."""
+    """Behind the workers nothing is encrypted, and it is they who close what is quiet.
+
+    If this end closed it, a request could be under way on it, and would fail for no reason.
+    """
     return msgspec.structs.replace(
-        http, ssl_keyfile=None, ssl_certfile=None, ssl_ca_certs=None, ssl_keyfile_password=None
+        http,
+        ssl_keyfile=None,
+        ssl_certfile=None,
+        ssl_ca_certs=None,
+        ssl_keyfile_password=None,
+        timeout_keep_alive=max(http.timeout_keep_alive, QUIET_S),
     )

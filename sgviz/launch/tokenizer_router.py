@@ -1,7 +1,9 @@
 """MultiTokenizerRouter: between the tokenizer workers and the scheduler, in the main process's loop.
 
 Each worker has a pair of sockets to it and takes it for the scheduler. It remembers which worker sent which rid, so
-that results find back, one rid lives once, and an abort of all that a worker has touches nobody else's requests.
+that results find back, one rid lives once, and a worker's aborts touch nobody else's requests. A request of several
+samples is sent under fresh rids: its own name is known to its worker alone, so two workers may each have one of that
+name, and an abort by name ends both.
 Whatever is not a worker's goes on to the TokenizerManager of the main process, which leads: pauses, names of weights
 and aborts by name are orders of its to all workers.
 
@@ -41,6 +43,7 @@ from sgviz.messages.workers import (
     AckedOrder,
     DrainReq,
     EngineFailedReq,
+    GivenUp,
     HttpNoted,
     OrderDone,
     TokenizerWorkerRegistrationReq,
@@ -91,18 +94,20 @@ class MultiTokenizerRouter:
         self._on_failure = on_failure
         self.on_http: Callable[[HttpNoted], None] = lambda noted: None
         self.events_on = False
-        self._owners: dict[str, int] = {}
+        self._owners: dict[str, tuple[int, int]] = {}  # rid: worker, and when it began
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, AsyncReceiver[FromWorker]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # membership only
         self._waiting: dict[str, _Waiting] = {}
-        self._welcomed: set[int] = set()  # membership only
+        self._connected: set[int] = set()  # membership only
+        self._all_here = False
+        self._early: list[msgspec.Struct] = []  # orders from before that
         self._failure: str | None = None
 
     # ------------------------------------------------------------ life
 
     def open(self, worker: int) -> PortArgs:
-        """Bind the sockets of a worker to come; the addresses that it is given."""
+        """Bind the sockets of a worker to come, before any of them has come; the addresses that it is given."""
         ports = self._ports.for_worker(worker)
         self._receivers[worker] = AsyncReceiver(
             self._zmq, ports.scheduler_input_ipc_name, FromWorker, bind=True
@@ -128,7 +133,8 @@ class MultiTokenizerRouter:
 
     def leave(self) -> None:
         """Tell the workers to close their ports and end."""
-        self._broadcast(ShutdownReq())
+        for worker in self._senders:
+            self._send(worker, ShutdownReq())
 
     def close(self) -> None:
         for task in self._tasks:
@@ -146,7 +152,7 @@ class MultiTokenizerRouter:
 
     def live_requests(self) -> list[dict[str, Any]]:
         """The rids under way and the worker that has each."""
-        return [{"rid": rid, "tokenizer_worker": worker} for rid, worker in self._owners.items()]
+        return [{"rid": rid, "tokenizer_worker": worker} for rid, (worker, _) in self._owners.items()]
 
     def tell(self, order: Told) -> None:
         """Send an order to all, without waiting."""
@@ -157,21 +163,36 @@ class MultiTokenizerRouter:
         self.events_on = on
         self._broadcast(ConfigureTraceReq(on=on))
 
-    def ask(self, order: AckedOrder) -> Awaitable[None]:
-        """Send an order to all, at once; wait for the result until all have done it.
+    def ask(self, order: AckedOrder, timeout: float | None = None) -> Awaitable[None]:
+        """Send an order to all, at once; wait for the result until all have done it, at most `timeout` seconds.
+
+        Before all workers are here it counts as done: they begin with it.
 
         Raises (when waited for):
-            Unavailable: the engine failed.
+            Unavailable: the engine failed, or a worker, which is named, did not do it in time (it does so later).
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             done.set_exception(Unavailable(self._failure))
-        elif self._welcomed:
-            self._waiting[order.id] = _Waiting(set(self._welcomed), done)
-            self._broadcast(order)
-        else:
+            return done
+        self._broadcast(order)
+        if not self._all_here:
             done.set_result(None)
-        return done
+            return done
+        waiting = self._waiting[order.id] = _Waiting(set(self._senders), done)
+        return done if timeout is None else self._in_time(order, waiting, timeout)
+
+    async def _in_time(self, order: AckedOrder, waiting: _Waiting, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await waiting.done
+        except TimeoutError:
+            names = ", ".join(f"http-{worker}" for worker in sorted(waiting.workers))
+            what = type(order).__name__
+            why = f"of the tokenizer workers {names} did not answer {what} within {timeout:g} s"
+            raise Unavailable(why) from None
+        finally:
+            self._waiting.pop(order.id, None)
 
     # ------------------------------------------------------------ to the workers
 
@@ -183,7 +204,7 @@ class MultiTokenizerRouter:
         if isinstance(message, BatchEmbeddingOutput):
             return self._split(message)
         if isinstance(message, AbortReq):
-            self._send(self._owners.pop(message.rid, None), message)
+            self._send(self._owners.pop(message.rid, (None, 0))[0], message)
         elif isinstance(
             message, DebugReqOutput
         ):  # time limits stand still while a debugger holds the scheduler
@@ -194,13 +215,19 @@ class MultiTokenizerRouter:
         """Send each worker its rows; what is left."""
         rows: dict[int | None, list[int]] = {}
         for row, rid in enumerate(batch.rids):
-            rows.setdefault(self._owners.get(rid), []).append(row)
-            if batch.finished_reasons[row] is not None:
-                self._owners.pop(rid, None)
+            worker = self._owner(rid, batch.time_stats[row].created)
+            rows.setdefault(worker, []).append(row)
+            if worker is not None and batch.finished_reasons[row] is not None:
+                del self._owners[rid]
         own = rows.pop(None, [])
         for worker, theirs in rows.items():
             self._send(worker, _rows_of(batch, theirs))
         return _rows_of(batch, own) if rows else batch
+
+    def _owner(self, rid: str, created: int) -> int | None:
+        """Whose a row is; None also for a late one of an earlier request of that rid: nobody waits for it."""
+        worker, began = self._owners.get(rid, (None, 0))
+        return worker if created in (0, began) else None
 
     def _send(self, worker: int | None, message: msgspec.Struct) -> None:
         if worker is None:
@@ -209,6 +236,9 @@ class MultiTokenizerRouter:
             self._senders[worker].send(message)
 
     def _broadcast(self, message: msgspec.Struct) -> None:
+        if not self._all_here:
+            self._early.append(message)
+            return
         for worker in self._senders:
             self._send(worker, message)
 
@@ -228,24 +258,34 @@ class MultiTokenizerRouter:
             self.on_http(message)
         elif isinstance(message, OrderDone):
             self._note_done(worker, message.id)
+        elif isinstance(message, GivenUp):
+            if self._owners.get(message.rid) == (worker, message.created):
+                del self._owners[message.rid]
         else:
             assert isinstance(message, TokenizerWorkerRegistrationReq)
             self._spawn(self._welcome(worker))
 
     def _dispatch(self, worker: int, message: TokenizedGenerateReqInput) -> None:
         rid = message.rid
-        if self._owners.get(rid, worker) != worker:
+        if self._is_anothers(rid, worker):
             why = f"rid {rid!r} is already in use; wait for its end or take another"
             reason = FinishReason(type="abort", message=why, status_code=400, err_type=BadRequest.type)
             self._send(worker, AbortReq(rid=rid, finished_reason=reason))
             return
-        self._owners[rid] = worker
+        self._owners[rid] = worker, message.time_stats.created
         self._forward(message)
 
+    def _is_anothers(self, rid: str, worker: int) -> bool:
+        owner, _ = self._owners.get(rid, (worker, 0))
+        return owner != worker
+
     def _abort(self, worker: int, message: AbortReq) -> None:
-        rids = [message.rid]
         if message.abort_all:  # all that this worker knows of
-            rids = [rid for rid, owner in self._owners.items() if owner == worker]
+            rids = [rid for rid, (owner, _) in self._owners.items() if owner == worker]
+        elif self._is_anothers(message.rid, worker):
+            rids = []  # what it was refused, before it heard of that
+        else:
+            rids = [message.rid]  # perhaps without an owner: its last row has come, and could not be handled
         for rid in rids:
             self._forward(AbortReq(rid=rid, message=message.message))
 
@@ -264,13 +304,17 @@ class MultiTokenizerRouter:
                 waiting.done.set_result(None)
 
     async def _welcome(self, worker: int) -> None:
-        """Answer as soon as the other end is connected too; before it the worker takes no requests."""
+        """Answer all as soon as all can be reached; before it no worker takes requests, so none misses an order."""
         sender = self._senders[worker]
         async with asyncio.timeout(CONNECT_S):
             while not sender.wait_for_peer(0):
                 await asyncio.sleep(STEP_S)
-        sender.send(WorkerWelcome(events_on=self.events_on))
-        self._welcomed.add(worker)
+        self._connected.add(worker)
+        if len(self._connected) == len(self._senders):
+            self._all_here = True
+            early, self._early = self._early, []
+            for message in (WorkerWelcome(events_on=self.events_on), *early):
+                self._broadcast(message)
 
     # ------------------------------------------------------------ inside
 

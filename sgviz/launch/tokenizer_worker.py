@@ -22,7 +22,7 @@ from sgviz.errors import StartupError
 from sgviz.events import BufferSink, Event, Tracer, WallClock
 from sgviz.events.tracer import FLUSH_EVERY_NS
 from sgviz.launch.components import CLOSE_LINGER_MS, Context, tell_started
-from sgviz.launch.http_parts import limits_of, serving_context
+from sgviz.launch.http_parts import keys_of, limits_of, serving_context
 from sgviz.launch.messages import InitInfo, WorkerBoot
 from sgviz.launch.templates import Templates
 from sgviz.messages import ConfigureTraceReq, ShutdownReq, ToTokenizer
@@ -46,7 +46,6 @@ from sgviz.tokenizer_manager import RequestLog, TokenizerManager
 from sgviz.tokenizer_manager.weights import Weights
 
 ToWorker = ToTokenizer | WorkerOrder | ConfigureTraceReq | ShutdownReq
-WELCOME_S = 20.0
 NOISY = ("httpx2", "httpcore2", "uvicorn.error")
 
 log = logging.getLogger(__name__)
@@ -123,11 +122,14 @@ class TokenizerWorker:
         """Say hello, and take requests when the main process can answer."""
         self._sender.send(TokenizerWorkerRegistrationReq())
         self._manager.start()
+        limit = self._context.settings.serve.startup_timeout
         try:
-            async with asyncio.timeout(WELCOME_S):
+            async with asyncio.timeout(limit):  # for the slowest of the workers
                 await self._welcome.wait()
         except TimeoutError:
-            raise StartupError(f"the main process said nothing within {WELCOME_S:g} s") from None
+            raise StartupError(
+                f"not all tokenizer workers came within {limit:g} s (startup_timeout)"
+            ) from None
         for trace in (self.http_trace, self._trace):
             tell_started(trace, self._context.mode)
         settings = self._context.settings
@@ -194,7 +196,15 @@ class TokenizerWorker:
 
     def _mount(self, app: FastAPI) -> None:
         app.add_middleware(CountingMiddleware, counts=self)
-        app.add_middleware(PassOn, main=self._main)
+        settings = self._context.settings
+        app.add_middleware(
+            PassOn,
+            main=self._main,
+            http=settings.http,
+            keys=keys_of(settings),
+            rules=app.state.access,
+            counts=self,
+        )
 
     # ------------------------------------------------------------ counts of HTTP requests
 

@@ -18,7 +18,7 @@ class TokenizerWorkerRegistrationReq(msgspec.Struct, kw_only=True, tag=True, arr
 
 
 class WorkerWelcome(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """The answer to it: the worker can be reached, and may open its port. `events_on`: events are emitted."""
+    """The answer when all have come: all can be reached, and may open their ports. `events_on`: events are emitted."""
 
     events_on: bool
 
@@ -29,6 +29,13 @@ class HttpNoted(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     endpoint: str
     method: str
     status: str = ""
+
+
+class GivenUp(msgspec.Struct, kw_only=True, tag=True, array_like=True):
+    """From a worker: the request `rid` that began at `created` has ended here without a word of the engine."""
+
+    rid: str
+    created: int
 
 
 class OrderDone(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -52,15 +59,16 @@ class HoldForWeightsReq(msgspec.Struct, kw_only=True, tag=True, array_like=True)
 
 
 class ReleaseAfterWeightsReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """The end of one hold."""
+    """The end of one hold, whose id is `hold`."""
 
     id: str
+    hold: str
 
 
 class WeightsNamedReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     """Which weights answers come from now; `progress`: output tokens by rid that the ones before made.
 
-    `renamed`: only their name is new, after all requests ended for `abort_all`, if that says why they should.
+    `renamed`: only their name is new.
     """
 
     id: str
@@ -68,12 +76,12 @@ class WeightsNamedReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     weight_version: str
     progress: dict[str, int] = {}
     renamed: bool = False
-    abort_all: str = ""
 
 
 class AbortBroadcastReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """End the request that was called `rid`, wherever it is, or all."""
+    """End the request that was called `rid`, wherever it is, or all; with an id, done is when all have ended."""
 
+    id: str = ""
     rid: str = ""
     abort_all: bool = False
     message: str = ""
@@ -113,9 +121,14 @@ WorkerOrder = (
     | EngineFailedReq
 )
 AckedOrder = (
-    PauseContinueBroadcastReq | HoldForWeightsReq | ReleaseAfterWeightsReq | WeightsNamedReq | DrainReq
+    PauseContinueBroadcastReq
+    | HoldForWeightsReq
+    | ReleaseAfterWeightsReq
+    | WeightsNamedReq
+    | AbortBroadcastReq
+    | DrainReq
 )
-WorkerNews = TokenizerWorkerRegistrationReq | HttpNoted | OrderDone
+WorkerNews = TokenizerWorkerRegistrationReq | HttpNoted | GivenUp | OrderDone
 Told = (
     AbortBroadcastReq | ConfigureLoggingReq | PauseContinueBroadcastReq
-)  # without waiting: a pause has no id then
+)  # without waiting: there is no id then

@@ -51,6 +51,7 @@ RATE_WINDOW_NS = 10_000_000_000
 QUIET_NS = 30_000_000_000
 HIT_WINDOW_NS = 15_000_000_000
 SLOT_BYTES = 4
+MAX_CALLS = 16_384  # more than can be under way
 SCHEDULER_COMPONENT = "scheduler"
 
 
@@ -69,7 +70,7 @@ class Metrics:
         self._last_token: dict[str, int] = {}
         self._retracted: dict[str, None] = {}
         self._compiling: dict[str, None] = {}
-        self._calls: dict[str, tuple[int, str]] = {}  # by rid: when it came, and the function's name
+        self._calls: dict[str, tuple[int, str, Labels]] = {}  # by rid: when it came, the function, its labels
         self._streaming: dict[str, None] = {}
         self._paused = 0
         self._decoded: deque[tuple[int, int]] = deque()
@@ -272,12 +273,15 @@ class Metrics:
 
     def _on_received(self, event: Event, body: RequestReceived) -> None:
         self._requests.received(event, body)
-        self._calls[body.rid] = (event.t, body.path.strip("/").replace("/", "_"))
+        self._calls[body.rid] = (event.t, body.path.strip("/").replace("/", "_"), self._allowed(body))
+        while len(self._calls) > MAX_CALLS:  # whose end was lost, or came while no events were emitted
+            del self._calls[next(iter(self._calls))]
 
     def _on_response(self, event: Event, body: ResponseFinished) -> None:
         """What is still known then was refused before it was dispatched, or lived on as its samples."""
         if (call := self._calls.pop(body.rid, None)) is not None:
-            self.series.observe("func_latency_seconds", (event.t - call[0]) / 1e9, name=call[1])
+            came, name, labels = call
+            self.series.observe("func_latency_seconds", (event.t - came) / 1e9, labels, name=name)
         state = self._requests.by_rid.get(body.rid)
         if state is not None and (state.children or not state.stats.api_server_dispatch):
             self._forget(body.rid)
@@ -287,7 +291,10 @@ class Metrics:
         came = state.marks.get("request.received")
         if not self._custom or came is None or not isinstance(came.body, RequestReceived):
             return {}
-        return {name: value for name, value in came.body.labels if name in self._custom}
+        return self._allowed(came.body)
+
+    def _allowed(self, body: RequestReceived) -> Labels:
+        return {name: value for name, value in body.labels if name in self._custom}
 
     def _forget(self, rid: str) -> None:
         """A finished request is counted; what is kept does not grow with the run."""

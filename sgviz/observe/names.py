@@ -110,7 +110,9 @@ TM_HISTOGRAMS = {
     "uncached_prompt_tokens_histogram": Named("Those of them that had to be computed.", (), TOKENS),
     "generation_tokens_histogram": Named("Output tokens of a finished request.", (), TOKENS),
     "func_latency_seconds": Named(
-        "Of the function behind an endpoint, from a request's arrival to its last byte.", ("name",), E2E_S
+        "Of the function behind an endpoint, from a prompt's arrival to its last byte; one a prompt of a list.",
+        ("name",),
+        E2E_S,
     ),
 }
 HISTOGRAMS = {

@@ -94,7 +94,9 @@ class _Decisions:
         self.rows.append(_Row(event.t, event.t, event.iteration, "", "policy failed", reason))
 
     def told(self, event: Event, body: Operation) -> None:
-        """What an operator did."""
+        """What an operator did: once, however many processes tell of their part in it."""
+        if isinstance(body, WeightsRenamed) and body.of_worker:
+            return
         verdict, reason = _operation(body)
         self.rows.append(_Row(event.t, event.t, event.iteration, "", verdict, reason))
 

@@ -33,7 +33,7 @@ class BodyLimits:
         self._read_timeout = read_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):
+        if scope["type"] != "http" or not has_body(headers := Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         try:
@@ -97,7 +97,8 @@ class BodyLimits:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _has_body(headers: Headers) -> bool:
+def has_body(headers: Headers) -> bool:
+    """Whether a request with these headers has a body."""
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 

@@ -71,9 +71,17 @@ def share_port(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def open_path(path: str) -> socket.socket:
-    """A listening Unix socket."""
+    """A listening Unix socket.
+
+    Raises:
+        StartupError: the path cannot be used.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    listener.listen(BACKLOG)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on the path {path!r}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener

@@ -173,7 +173,7 @@ class ServingBase(ABC, Generic[R]):
             while outputs:
                 for output in outputs:
                     if events := stream.events_of(output):
-                        yield events
+                        yield one_line_each(events)
                 outputs = await exchange.source.next()
             yield stream.closing()
         except Exception as failure:
@@ -225,6 +225,14 @@ def extra_key_of(request: OpenAIRequest | GenerateRequest | VectorRequest) -> st
     if request.cache_salt:
         return f"{request.cache_salt}\0{request.extra_key or ''}"
     return request.extra_key or None
+
+
+def one_line_each(events: bytes) -> bytes:
+    """SSE events of JSON, without the characters that many a client's line splitting takes for the end of a line."""
+    if b"\xe2\x80" in events or b"\xc2\x85" in events:
+        for character in ("\x85", "\u2028", "\u2029"):
+            events = events.replace(character.encode(), f"\\u{ord(character):04x}".encode())
+    return events
 
 
 def sse(content: Any) -> bytes:

@@ -38,6 +38,7 @@ from sgviz.messages.flow import (
 )
 from sgviz.messages.generate import new_rid
 from sgviz.messages.workers import (
+    AbortBroadcastReq,
     HoldForWeightsReq,
     PauseContinueBroadcastReq,
     ReleaseAfterWeightsReq,
@@ -50,7 +51,8 @@ from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.table import RequestTable
 from sgviz.tokenizer_manager.weights import Weights
 
-ANSWER_TIMEOUT_S = 60.0  # a running scheduler answers at its next turn, which may be behind a long forward
+# a running scheduler answers at its next turn, which may be behind a long forward; a worker does what needs no wait
+ANSWER_TIMEOUT_S = 60.0
 MAX_STEPS = 1_000_000_000  # of a profile
 LOAD_TIMEOUT_S = 3600.0  # of weights; a scheduler that dies meanwhile is noticed at once
 
@@ -224,8 +226,10 @@ class ControlDesk:
         if mode == "abort":
             return await self._abort_and_wait()
         async with self._one_at_a_time:
+            before = before and self._flow.mode
+            self._close_again(mode)
             try:
-                await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=mode))
+                await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=mode), ANSWER_TIMEOUT_S)
                 reply = await self._ask(PauseGenerationReqInput(id=new_rid(), mode=mode))
             except Unavailable as error:
                 if self._refusal() is not None or before is not None:
@@ -235,9 +239,17 @@ class ControlDesk:
         assert isinstance(reply, PauseGenerationReqOutput)
         return reply.requests
 
+    def _close_again(self, mode: PauseMode) -> None:
+        """When it is this pause's turn: a continue before it has opened what was closed at once."""
+        self._check_alive()
+        self._flow.pause(mode)
+
     async def _abort_and_wait(self) -> int:
         self._table.abort_all(ABORTED_BY_PAUSE)
-        all_left = self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode="abort"))
+        async with self._one_at_a_time:  # not while it waits: a continue may end it
+            self._close_again("abort")
+            self._table.abort_all(ABORTED_BY_PAUSE)
+            all_left = self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode="abort"))
         await self._flow.all_left("abort")
         await all_left
         self._check_alive()
@@ -250,7 +262,7 @@ class ControlDesk:
         async with self._one_at_a_time:
             await self._ask(ContinueGenerationReqInput(id=new_rid()))
             self._flow.go_on()
-            await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=None))
+            await self._crew.ask(PauseContinueBroadcastReq(id=new_rid(), mode=None), ANSWER_TIMEOUT_S)
 
     async def _update(
         self, question: UpdateWeightFromDiskReqInput, abort_all: bool
@@ -269,28 +281,26 @@ class ControlDesk:
                 id=new_rid(), model_path=question.model_path, weight_version=question.weight_version,
                 progress=reply.progress,
             )  # fmt: skip
-            await self._crew.ask(named)
+            await self._crew.ask(named, ANSWER_TIMEOUT_S)
         return reply
 
     @asynccontextmanager
     async def _all_held(self, abort_all: bool) -> AsyncIterator[None]:
         """No request goes on or is under way, here or in a worker. The gate here, which tells of it, opens first."""
-        why = ABORTED_FOR_WEIGHTS if abort_all else ""
+        hold = HoldForWeightsReq(id=new_rid(), abort_all=ABORTED_FOR_WEIGHTS if abort_all else "")
         try:
             async with self._flow.changing_weights(all_end=abort_all):
-                await self._crew.ask(HoldForWeightsReq(id=new_rid(), abort_all=why))
+                await self._crew.ask(hold)
                 yield
         finally:
-            await self._crew.ask(ReleaseAfterWeightsReq(id=new_rid()))
+            await self._crew.ask(ReleaseAfterWeightsReq(id=new_rid(), hold=hold.id), ANSWER_TIMEOUT_S)
 
     async def _rename(self, version: str, abort_all: bool) -> None:
         self._check_alive()
+        if abort_all:
+            await self._end_all(ABORTED_FOR_WEIGHTS)
         async with self._one_at_a_time:
-            if abort_all:
-                ending = list(self._table.rid_to_state.values())
-                self._table.abort_all(ABORTED_FOR_WEIGHTS)
-                await self._flow.until(lambda: all(state.finished for state in ending))
-                self._check_alive()
+            self._check_alive()
             live = [state for state in self._table.rid_to_state.values() if state.dispatched]
             progress = tuple((state.rid, state.completion_tokens) for state in live)
             if self._trace.on:
@@ -298,17 +308,20 @@ class ControlDesk:
                 self._trace.emit(body)
                 self._trace.flush()
             self.weights.version = version
-            why = ABORTED_FOR_WEIGHTS if abort_all else ""
             named = WeightsNamedReq(
-                id=new_rid(),
-                model_path=self.weights.model_path,
-                weight_version=version,
-                renamed=True,
-                abort_all=why,
+                id=new_rid(), model_path=self.weights.model_path, weight_version=version, renamed=True
             )
             for state in live:
                 state.weight_changes.append((state.completion_tokens, version))
-            await self._crew.ask(named)
+            await self._crew.ask(named, ANSWER_TIMEOUT_S)
+
+    async def _end_all(self, why: str) -> None:
+        """Returns when all that are under way, here or in a worker, have ended for `why`."""
+        ending = list(self._table.rid_to_state.values())
+        self._table.abort_all(why)
+        elsewhere = self._crew.ask(AbortBroadcastReq(id=new_rid(), abort_all=True, message=why))
+        await self._flow.until(lambda: all(state.finished for state in ending))
+        await elsewhere
 
     async def _ask(self, question: FlowQuestion, timeout: float | None = None) -> ControlReqOutput:
         """The scheduler's answer. Raises what it refused, Unavailable if it is gone or silent."""

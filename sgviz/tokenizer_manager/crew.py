@@ -25,8 +25,12 @@ class Crew(Protocol):
         """Send an order to all, without waiting."""
         ...
 
-    def ask(self, order: AckedOrder) -> Awaitable[None]:
-        """Send an order to all, at once; wait for the result until all have done it. Unavailable: the engine failed."""
+    def ask(self, order: AckedOrder, timeout: float | None = None) -> Awaitable[None]:
+        """Send an order to all, at once; wait for the result until all have done it, at most `timeout` seconds.
+
+        Raises (when waited for):
+            Unavailable: the engine failed, or one did not do it in time.
+        """
         ...
 
 
@@ -41,5 +45,5 @@ class NoCrew:
     def tell(self, order: Told) -> None:
         pass
 
-    async def ask(self, order: AckedOrder) -> None:
+    async def ask(self, order: AckedOrder, timeout: float | None = None) -> None:
         pass

@@ -40,7 +40,7 @@ class Follower:
         self._flow = flow
         self._weights = weights
         self._trace = trace
-        self._holds: list[AsyncExitStack] = []
+        self._holds: dict[str, AsyncExitStack] = {}
 
     async def do(self, order: Obeyed) -> None:
         """Returns when it is done."""
@@ -50,11 +50,11 @@ class Follower:
             case HoldForWeightsReq():
                 await self._hold(order)
             case ReleaseAfterWeightsReq():
-                await self._release()
+                await self._release(order.hold)
             case WeightsNamedReq():
-                await self._name(order)
+                self._name(order)
             case AbortBroadcastReq():
-                self._abort(order)
+                await self._abort(order)
 
     def release(self) -> None:
         """End a pause: the engine is about to end, and what waits may run before."""
@@ -72,19 +72,17 @@ class Follower:
     async def _hold(self, order: HoldForWeightsReq) -> None:
         if order.abort_all:
             self._table.abort_all(order.abort_all)
-        hold = AsyncExitStack()
-        self._holds.append(hold)
-        await hold.enter_async_context(self._flow.changing_weights())
+        hold = self._holds[order.id] = AsyncExitStack()
+        await hold.enter_async_context(self._flow.changing_weights(all_end=bool(order.abort_all)))
+        if order.id not in self._holds:  # released while it waited
+            await hold.aclose()
 
-    async def _release(self) -> None:
-        if self._holds:  # a hold that the engine's end kept from coming has nothing to release
-            await self._holds.pop().aclose()
+    async def _release(self, name: str) -> None:
+        hold = self._holds.pop(name, None)
+        if hold is not None:  # one that the engine's end kept from coming has nothing to release
+            await hold.aclose()
 
-    async def _name(self, order: WeightsNamedReq) -> None:
-        if order.abort_all:
-            ending = list(self._table.rid_to_state.values())
-            self._table.abort_all(order.abort_all)
-            await self._flow.until(lambda: all(state.finished for state in ending))
+    def _name(self, order: WeightsNamedReq) -> None:
         progress = self._progress(order) if order.renamed else order.progress
         self._weights.model_path, self._weights.version = order.model_path, order.weight_version
         for rid, tokens in progress.items():
@@ -101,12 +99,16 @@ class Follower:
                     weight_version=order.weight_version,
                     before=self._weights.version,
                     progress=tuple(progress.items()),
+                    of_worker=True,
                 )
             )
         return progress
 
-    def _abort(self, order: AbortBroadcastReq) -> None:
+    async def _abort(self, order: AbortBroadcastReq) -> None:
+        ending = list(self._table.rid_to_state.values())
         if order.abort_all:
             self._table.abort_all(order.message)
+            if order.id:
+                await self._flow.until(lambda: all(state.finished for state in ending))
         elif order.rid:
             self._table.abort(order.rid, order.message)

@@ -27,7 +27,7 @@ from sgviz.messages import (
     GetInternalStateReqOutput,
 )
 from sgviz.messages.generate import new_rid
-from sgviz.messages.workers import AbortBroadcastReq
+from sgviz.messages.workers import AbortBroadcastReq, GivenUp
 from sgviz.tokenizer_manager.batch import RequestRun
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.control_desk import ControlDesk
@@ -68,7 +68,8 @@ class TokenizerManager:
         weights: those that the engine begins with.
         request_timeout: seconds after which a request ends with 503; None: never.
         request_log: writes lines about requests; None: nothing is logged of them.
-        crew: tokenizer workers that this one leads. is_worker: it is one, so pauses are told by its leader.
+        crew: tokenizer workers that this one leads. is_worker: it is one, so pauses are told by its leader, and it
+            tells the router of requests that it gives up.
         on_failure: told why when nothing can be received any more, after every waiter got its error.
     """
 
@@ -106,6 +107,7 @@ class TokenizerManager:
         self._flow.elsewhere = lambda: crew.live
         self.follower = Follower(self._table, self._flow, weights, trace)
         self._table.on_end = self._flow.note
+        self._table.on_give_up = self._tell_given_up if is_worker else None
         self._deadlines = (
             Deadlines(self._table, request_time, request_timeout) if request_timeout is not None else None
         )
@@ -289,6 +291,9 @@ class TokenizerManager:
             trace=self._trace,
             clock=self._clock,
         )
+
+    def _tell_given_up(self, state: ReqState) -> None:
+        self._sender.send(GivenUp(rid=state.rid, created=state.stats.created))
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:

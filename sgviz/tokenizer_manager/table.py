@@ -41,6 +41,7 @@ class RequestTable:
         self._clock = clock
         self.on_register: Callable[[ReqState], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self.on_give_up: Callable[[ReqState], None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -166,6 +167,8 @@ class RequestTable:
     def give_up(self, state: ReqState) -> None:
         """End a request here that was aborted and whose end the engine does not tell."""
         self.finish(state, FinishReason(type="abort", message="the engine did not end the request"))
+        if self.on_give_up is not None:
+            self.on_give_up(state)
         state.wake()
 
     async def drained(self) -> None:

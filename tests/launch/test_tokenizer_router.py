@@ -32,7 +32,9 @@ from sgviz.messages import (
     ToTokenizer,
 )
 from sgviz.messages.workers import (
+    ConfigureLoggingReq,
     EngineFailedReq,
+    GivenUp,
     HttpNoted,
     OrderDone,
     PauseContinueBroadcastReq,
@@ -86,10 +88,11 @@ class Rig:
     async def join(self) -> None:
         for worker in self.workers.values():
             worker.send(TokenizerWorkerRegistrationReq())
+        for worker in self.workers.values():
             assert await worker.next() == WorkerWelcome(events_on=True)
 
-    async def dispatch(self, worker: int, rid: str) -> None:
-        message = request(rid)
+    async def dispatch(self, worker: int, rid: str, created: int = 0) -> None:
+        message = request(rid, created)
         self.workers[worker].send(message)
         assert (await next_of(self.scheduler)).rid == rid
 
@@ -99,11 +102,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def joined() -> AsyncIterator[Rig]:
+async def opened() -> AsyncIterator[Rig]:
     context: zmq.Context[Any] = zmq.Context()
     rig = Rig(context)
     try:
-        await rig.join()
         yield rig
     finally:
         rig.close()
@@ -111,13 +113,24 @@ async def joined() -> AsyncIterator[Rig]:
     assert rig.failures == []
 
 
-def request(rid: str) -> TokenizedGenerateReqInput:
+@asynccontextmanager
+async def joined() -> AsyncIterator[Rig]:
+    async with opened() as rig:
+        await rig.join()
+        yield rig
+
+
+def request(rid: str, created: int = 0) -> TokenizedGenerateReqInput:
     return TokenizedGenerateReqInput(
-        rid=rid, input_ids=[1], sampling_params=SamplingParams(), stream=False, time_stats=TimeStats()
+        rid=rid,
+        input_ids=[1],
+        sampling_params=SamplingParams(),
+        stream=False,
+        time_stats=TimeStats(created=created),
     )
 
 
-def batch(*rids: str, ended: tuple[str, ...] = ()) -> BatchStrOutput:
+def batch(*rids: str, ended: tuple[str, ...] = (), created: int = 0) -> BatchStrOutput:
     count = len(rids)
     return BatchStrOutput(
         rids=list(rids),
@@ -127,7 +140,7 @@ def batch(*rids: str, ended: tuple[str, ...] = ()) -> BatchStrOutput:
         completion_tokens=[1] * count,
         cached_tokens=[0] * count,
         retraction_counts=[0] * count,
-        time_stats=[TimeStats() for _ in rids],
+        time_stats=[TimeStats(created=created) for _ in rids],
         output_strs=[f"text of {rid}" for rid in rids],
     )
 
@@ -199,6 +212,55 @@ def test_a_rid_is_of_one_worker_at_a_time() -> None:
     run(test)
 
 
+def test_an_abort_of_a_refused_rid_ends_nobody_elses_request() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.dispatch(1, "a")
+        rig.workers[2].send(request("a"))
+        rig.workers[2].send(AbortReq(rid="a", message="its client left before the refusal came"))
+        assert (await rig.workers[2].next()).finished_reason.status_code == 400
+        await rig.dispatch(2, "b")  # nothing came before it
+        rig.workers[1].send(AbortReq(rid="a", message="mine"))
+        assert (await next_of(rig.scheduler)).message == "mine"
+        rig.results.send(batch("a", ended=("a",)))
+        await rig.router.recv()
+        rig.workers[1].send(AbortReq(rid="a", message="its last row could not be handled"))
+        assert "could not be handled" in (await next_of(rig.scheduler)).message
+
+    run(test)
+
+
+def test_a_late_row_of_an_earlier_request_takes_nothing_from_the_one_that_has_its_name() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.dispatch(1, "x", created=1)
+        await rig.dispatch(1, "x", created=2)  # the first has ended in its worker
+        rig.results.send(batch("x", ended=("x",), created=1))
+        assert (await rig.router.recv()).rids == ["x"]  # type: ignore[union-attr]  # nobody's
+        rig.results.send(batch("x", ended=("x",), created=2))
+        assert (await rig.router.recv()).rids == []  # type: ignore[union-attr]
+        assert [each.created for each in (await rig.workers[1].next()).time_stats] == [2]
+        assert rig.router.live == 0
+
+    run(test)
+
+
+def test_a_name_is_free_when_its_worker_has_given_the_request_up() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.dispatch(1, "x", created=1)
+        rig.workers[1].send(AbortReq(rid="x", message="request_timeout"))
+        await next_of(rig.scheduler)
+        rig.workers[1].send(GivenUp(rid="x", created=1))
+        await rig.dispatch(1, "y")  # heard after it
+        assert [each["rid"] for each in rig.router.live_requests()] == ["y"]
+        await rig.dispatch(2, "x", created=2)
+        for worker, created in ((1, 1), (2, 1)):  # late, or of another request
+            rig.workers[worker].send(GivenUp(rid="x", created=created))
+        await rig.dispatch(2, "z")
+        await rig.dispatch(1, "w")
+        assert {"rid": "x", "tokenizer_worker": 2} in rig.router.live_requests()
+
+    run(test)
+
+
 def test_an_abort_of_all_is_of_all_of_that_worker() -> None:
     async def test(rig: Rig) -> None:
         for worker, rid in ((1, "a"), (2, "b"), (1, "c")):
@@ -225,6 +287,43 @@ def test_an_order_is_done_when_all_have_done_it() -> None:
         await asyncio.wait_for(done, 5)
 
     run(test)
+
+
+def test_a_worker_that_does_not_answer_in_time_is_named_and_one_that_does_is_not() -> None:
+    async def test(rig: Rig) -> None:
+        order = PauseContinueBroadcastReq(id="1", mode=None)
+        waiting = asyncio.ensure_future(rig.router.ask(order, 0.2))
+        rig.workers[1].send(OrderDone(id=(await rig.workers[1].next()).id))
+        with pytest.raises(Unavailable, match=r"workers http-2 did not answer PauseContinue.* within 0\.2 s"):
+            await waiting
+        rig.workers[2].send(OrderDone(id="1"))  # too late, which harms nobody
+        again = asyncio.ensure_future(rig.router.ask(PauseContinueBroadcastReq(id="2", mode=None), 5))
+        await rig.workers[2].next()
+        for worker in rig.workers.values():
+            assert (await worker.next()).id == "2"
+            worker.send(OrderDone(id="2"))
+        await again
+
+    run(test)
+
+
+def test_no_worker_begins_before_all_can_be_told_and_none_misses_an_order() -> None:
+    async def test() -> None:
+        async with opened() as rig:
+            first, second = rig.workers.values()
+            first.send(TokenizerWorkerRegistrationReq())
+            await rig.dispatch(1, "a")  # heard after it
+            await asyncio.wait_for(rig.router.ask(PauseContinueBroadcastReq(id="1", mode="in_place")), 5)
+            rig.router.tell(ConfigureLoggingReq(on=True))
+            await asyncio.sleep(0.05)
+            assert first.inbox.drain() == []
+            second.send(TokenizerWorkerRegistrationReq())
+            for worker in (first, second):
+                assert await worker.next() == WorkerWelcome(events_on=True)
+                assert await worker.next() == PauseContinueBroadcastReq(id="1", mode="in_place")
+                assert await worker.next() == ConfigureLoggingReq(on=True)
+
+    asyncio.run(test())
 
 
 def test_what_concerns_all_reaches_all() -> None:

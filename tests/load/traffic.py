@@ -83,7 +83,7 @@ class Client:
         """The events of a streamed answer, checked for its end."""
         got, raw = await self.send(path, {**body, "stream": True})
         assert got == 200, f"{path} {body}: {got} {raw[:500]!r}"
-        events = [line[6:] for line in raw.decode().splitlines() if line.startswith("data: ")]
+        events = [line[6:] for line in raw.decode().split("\n") if line.startswith("data: ")]
         assert events[-1] == "[DONE]" and events.count("[DONE]") == 1, events[-2:]
         found = [json.loads(event) for event in events[:-1]]
         assert not any("error" in event for event in found), found[-1]

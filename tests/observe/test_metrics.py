@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from scrapes import families, sums
 from timed_rig import TimedRig
 
 from sgviz.config import Settings
@@ -140,32 +138,6 @@ def post(url: str, body: object, **headers: str) -> int:
         return error.code
 
 
-def families(url: str) -> dict[str, Metric]:
-    with urllib.request.urlopen(url + "/metrics", timeout=60) as answer:
-        found = text_string_to_metric_families(answer.read().decode())
-        return {family.name.removeprefix("sglang:"): family for family in found}
-
-
-def sums(url: str) -> dict[tuple[str, str], float]:
-    """Sum over all series of a sample name and `mode`."""
-    out: dict[tuple[str, str], float] = {}
-    for family in families(url).values():
-        for sample in family.samples:
-            key = (sample.name.removeprefix("sglang:"), sample.labels.get("mode", ""))
-            out[key] = out.get(key, 0.0) + sample.value
-    return out
-
-
-def calls(url: str) -> float:
-    """Of the function behind POST /generate."""
-    family = families(url)["func_latency_seconds"]
-    return sum(
-        sample.value
-        for sample in family.samples
-        if sample.name.endswith("_count") and sample.labels["name"] == "generate"
-    )
-
-
 def load(engine: Engine, url: str) -> None:
     """Streamed and not, cached, retracted, refused, unknown paths."""
     for number in range(3):
@@ -264,30 +236,6 @@ def test_metrics_say_what_the_recording_says(served: tuple[Engine, str]) -> None
     batches = rec.iterations
     assert told["cuda_graph_passes_total", "decode_none"] == (batches["mode"] == "decode").sum()
     assert told["cuda_graph_passes_total", "prefill_none"] == (batches["mode"] != "decode").sum()
-
-
-def test_functions_pauses_and_streaming_sessions(served: tuple[Engine, str]) -> None:
-    engine, url = served
-    before = calls(url)
-    session = engine.open_session(1000, streaming=True)
-    waits = threading.Thread(target=engine.generate, args=("x", {"max_new_tokens": 400, "ignore_eos": True}))
-    waits.start()
-    deadline = time.monotonic() + 20
-    while not engine.internal_state()["num_running_reqs"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    engine.pause_generation("in_place")
-    told = sums(url)
-    assert told["num_paused_reqs", ""] == 1 and told["num_streaming_sessions", ""] == 1
-    engine.continue_generation()
-    engine.close_session(session)
-    waits.join(30)
-    body = json.dumps({"text": "a", "sampling_params": {"max_new_tokens": 1}}).encode()
-    asked = urllib.request.Request(url + "/generate", body, {"content-type": "application/json"})
-    urllib.request.urlopen(asked, timeout=30).read()
-    told = sums(url)
-    assert told["num_paused_reqs", ""] == 0 and told["num_streaming_sessions", ""] == 0
-    assert calls(url) == before + 1
 
 
 def test_effective_tokens_leave_out_what_is_computed_again() -> None:

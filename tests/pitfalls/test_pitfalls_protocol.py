@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
+from forced_model import ASK, forced_model
 from pitfall_tools import MODEL, VOCAB, Served, alike, folded
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -258,3 +260,16 @@ def test_logit_bias_is_checked_and_acts_on_its_own_request_only(server: Served) 
     banned = alone[0]["output_ids"][0]
     out = server.generate(prompts[0], params={"max_new_tokens": 30, "logit_bias": {str(banned): -100}})
     assert banned not in out["output_ids"]
+
+
+def test_line_ends_of_unicode_in_a_text_do_not_end_a_line_of_the_stream() -> None:
+    """Many a client splits the stream where Python's splitlines does: found by a soak of our own."""
+    said = "one\u2028two\u2029three\x85four"
+    with forced_model() as model:
+        model.says(said)
+        stream = {**ASK, "stream": True, "temperature": 0}
+        raw = model.served.post(CHAT, stream).content.decode()
+        events = [line for line in raw.splitlines() if line]
+        assert all(line.startswith("data: ") for line in events) and events[-1] == "data: [DONE]"
+        chunks = [json.loads(line[6:]) for line in events[:-1]]
+        assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]) == said

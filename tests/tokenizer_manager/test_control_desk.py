@@ -6,16 +6,22 @@ import asyncio
 
 import pytest
 from test_flow import LENGTH, answer, bodies, continued, live, paused, question, request, started, ticks
-from tm_rig import run
+from tm_rig import Rig, run
 
 from sgviz.errors import BadRequest, Unavailable
-from sgviz.events.schema import WeightsRenamed
+from sgviz.events.schema import GenerationPaused, RequestDispatched, WeightsRenamed
 from sgviz.messages import FinishReason
 from sgviz.messages.flow import (
     ContinueGenerationReqInput,
+    ControlReqOutput,
+    PauseGenerationReqInput,
+    PauseGenerationReqOutput,
+    PauseMode,
     UpdateWeightFromDiskReqInput,
     UpdateWeightFromDiskReqOutput,
 )
+from sgviz.messages.workers import AckedOrder
+from sgviz.tokenizer_manager.crew import NoCrew
 
 
 @pytest.mark.parametrize("mode", [None, "in_place", "retract"])
@@ -119,6 +125,74 @@ def test_a_pause_that_is_not_answered_in_time_leaves_nothing_paused_that_was_not
                 await task
 
     run(body())
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+def test_a_pause_that_comes_while_another_is_being_ended_holds(mode: PauseMode) -> None:
+    async def body() -> None:
+        async with started() as r:
+            control = r.manager.control
+            await paused(r, "in_place")
+            continuing = asyncio.create_task(control.continue_generation())
+            asked = await question(r, ContinueGenerationReqInput)
+            pausing = asyncio.create_task(control.pause_generation(mode))
+            await ticks()
+            r.engine.outbox.send(ControlReqOutput(id=asked.id, success=True, message=""))
+            await continuing
+            if mode != "abort":
+                asked = await question(r, PauseGenerationReqInput)
+                r.engine.outbox.send(
+                    PauseGenerationReqOutput(id=asked.id, success=True, message="", requests=0)
+                )
+            assert await pausing == 0
+            assert control.is_paused and bodies(r, GenerationPaused)[-1].mode == mode
+            late = asyncio.create_task(answer(r, request("late")))
+            await ticks()
+            assert not bodies(r, RequestDispatched)
+            await continued(r)
+            await live(r, "late")
+            r.engine.token("late", "x", LENGTH)
+            await late
+
+    run(body())
+
+
+class Wedged(NoCrew):
+    """Workers of which one does nothing that it is told."""
+
+    async def ask(self, order: AckedOrder, timeout: float | None = None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            raise Unavailable(f"http-2 did not answer {type(order).__name__}") from None
+
+
+def test_a_worker_that_does_nothing_keeps_nobody_from_pausing_continuing_and_naming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with started() as r:
+            control = r.manager.control
+            monkeypatch.setattr("sgviz.tokenizer_manager.control_desk.ANSWER_TIMEOUT_S", 0.1)
+            monkeypatch.setattr(control, "_crew", Wedged())
+            endless = asyncio.create_task(control.update_weight_version("v2"))  # waits for its requests
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=r"http-2 did not .*nothing is paused"):
+                    await control.pause_generation("in_place")
+                with pytest.raises(Unavailable, match="http-2 did not answer WeightsNamedReq"):
+                    await control.update_weight_version("v3", abort_all_requests=False)
+                asyncio.get_running_loop().call_later(0.02, _continue_answered, r)
+                with pytest.raises(Unavailable, match="http-2 did not answer PauseContinue"):
+                    await control.continue_generation()
+            assert not control.is_paused and not endless.done()
+
+    run(body())
+
+
+def _continue_answered(r: Rig) -> None:
+    for asked in [each for each in r.engine.received if isinstance(each, ContinueGenerationReqInput)]:
+        r.engine.outbox.send(ControlReqOutput(id=asked.id, success=True, message=""))
 
 
 def test_a_pause_with_abort_that_is_ended_before_all_have_is_not_called_done() -> None:

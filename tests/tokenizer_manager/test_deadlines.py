@@ -12,6 +12,7 @@ from tm_rig import params, rig, run
 
 from sgviz.events.schema import RequestAborted, RequestFinished
 from sgviz.messages import AbortReq, FinishReason, GenerateReqInput
+from sgviz.messages.workers import GivenUp
 from sgviz.tokenizer_manager import deadlines
 
 WORDS = "took longer than 0.1 s (request_timeout)"
@@ -69,6 +70,23 @@ def test_an_engine_that_says_nothing_does_not_hold_anybody() -> None:
             assert all(is_late(output) for (output,) in outputs)
             assert {abort.rid for abort in r.engine.aborts} == {"0", "1", "2", "3", "4"}
             await r.empty()
+
+    run(body())
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_a_worker_tells_the_router_what_it_gives_up_and_only_that(is_worker: bool) -> None:
+    async def body() -> None:
+        async with rig(request_timeout=0.1, is_worker=is_worker) as r:
+            r.engine._react = lambda message: None  # type: ignore[method-assign]
+            (output,) = await r.start(request())
+            assert is_late(output)
+            [sent] = r.engine.requests
+            r.manager.abort_request("a")
+            await r.manager.health_generate(0.05)  # what comes after it
+            await r.engine.until(lambda: len(r.engine.requests) > 1)
+            told = [each for each in r.engine.received if isinstance(each, GivenUp)]
+            assert told == ([GivenUp(rid="a", created=sent.time_stats.created)] if is_worker else [])
 
     run(body())
 

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from tm_rig import Rig, params, rig, run
 
-from sgviz.events.schema import RequestDispatched
+from sgviz.events import Event
+from sgviz.events.schema import RequestDispatched, WeightsRenamed
 from sgviz.messages import FinishReason, GenerateReqInput
 from sgviz.messages.workers import (
     AbortBroadcastReq,
@@ -18,13 +20,14 @@ from sgviz.messages.workers import (
     ReleaseAfterWeightsReq,
     WeightsNamedReq,
 )
+from sgviz.recording.decisions import decisions_table
 
 LENGTH = FinishReason(type="length", length=3)
 
 
 @asynccontextmanager
-async def worker() -> AsyncIterator[Rig]:
-    async with rig() as r:
+async def worker(**options: Any) -> AsyncIterator[Rig]:
+    async with rig(**options) as r:
         r.engine.auto = False
         r.manager.start()
         yield r
@@ -102,9 +105,9 @@ def test_a_hold_waits_for_those_under_way_and_ends_with_its_release() -> None:
             await asyncio.gather(*holds)
             named = WeightsNamedReq(id="3", model_path="m2", weight_version="v2")
             await r.manager.follower.do(named)
-            for _ in holds:  # each hold has a release of its own
+            for hold in ("1", "2"):  # each hold has a release of its own
                 assert sent(r) == ["first"]
-                await r.manager.follower.do(ReleaseAfterWeightsReq(id="4"))
+                await r.manager.follower.do(ReleaseAfterWeightsReq(id="4", hold=hold))
             await live(r, "late")
             assert (await end(r, late, "late"))["weight_version"] == "v2"
 
@@ -119,8 +122,109 @@ def test_a_hold_may_end_what_is_under_way() -> None:
             await r.manager.follower.do(HoldForWeightsReq(id="1", abort_all="other weights"))
             (output,) = await first
             assert output["meta_info"]["finish_reason"]["message"] == "other weights"
-            await r.manager.follower.do(ReleaseAfterWeightsReq(id="2"))
-            await r.manager.follower.do(ReleaseAfterWeightsReq(id="3"))  # of a hold that never came
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="2", hold="1"))
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="3", hold="never came"))
+
+    run(body())
+
+
+def test_a_release_lets_go_of_the_hold_that_was_entered_while_another_one_waits() -> None:
+    """Or time would stand still for the request that the other waits for, and nobody would ever go on."""
+
+    async def body() -> None:
+        async with worker(request_timeout=0.2) as r:
+            do = r.manager.follower.do
+            hung = begin(r, "hung")
+            await live(r, "hung")
+            await do(PauseContinueBroadcastReq(id="1", mode="in_place"))
+            await do(HoldForWeightsReq(id="a"))
+            await do(PauseContinueBroadcastReq(id="2", mode=None))
+            waiting = asyncio.create_task(do(HoldForWeightsReq(id="b")))
+            await ticks()
+            assert not waiting.done()
+            await do(ReleaseAfterWeightsReq(id="3", hold="a"))
+            (output,) = await hung
+            assert output["meta_info"]["finish_reason"]["status_code"] == 503
+            await waiting
+            late = begin(r, "late")
+            await ticks()
+            assert sent(r) == ["hung"]
+            await do(ReleaseAfterWeightsReq(id="4", hold="b"))
+            await live(r, "late")
+            await end(r, late, "late")
+
+    run(body())
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_release_is_of_its_own_hold_and_may_come_before_that_is_entered(early: bool) -> None:
+    async def body() -> None:
+        async with worker() as r:
+            ends: list[str] = []
+            r.engine._abort = lambda rid, why: ends.append(rid)  # type: ignore[method-assign]
+            do = r.manager.follower.do
+            first = begin(r, "first")
+            await live(r, "first")
+            await do(PauseContinueBroadcastReq(id="1", mode="in_place"))
+            await do(HoldForWeightsReq(id="a"))
+            waiting = asyncio.create_task(do(HoldForWeightsReq(id="b", abort_all="other weights")))
+            await r.engine.until(lambda: bool(ends))
+            assert not waiting.done()  # in a pause, too, those that are ended are waited for
+            await do(ReleaseAfterWeightsReq(id="2", hold="a"))
+            if early:
+                await do(ReleaseAfterWeightsReq(id="3", hold="b"))
+            await end(r, first, "first")
+            await waiting
+            await do(PauseContinueBroadcastReq(id="4", mode=None))
+            late = begin(r, "late")
+            await ticks()
+            if not early:
+                assert sent(r) == ["first"]  # held still, though the other was released
+                await do(ReleaseAfterWeightsReq(id="3", hold="b"))
+            await live(r, "late")
+            await end(r, late, "late")
+
+    run(body())
+
+
+def test_a_renaming_that_a_worker_tells_of_is_not_another_one() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            first = begin(r, "first")
+            await live(r, "first")
+            named = WeightsNamedReq(id="1", model_path="m", weight_version="v2", renamed=True)
+            await r.manager.follower.do(named)
+            [told] = r.bodies(WeightsRenamed)
+            assert told.of_worker and told.progress == (("first", 0),)
+            leader = WeightsRenamed(weight_version="v2", before="default")
+            events = [
+                Event(seq, seq + 1, name, 0, each)
+                for seq, (name, each) in enumerate(
+                    [("tokenizer_manager", leader), ("tokenizer_manager-1", told)]
+                )
+            ]
+            table = decisions_table(events, 0)
+            assert list(table.verdict) == ["weights renamed"] and list(table["count"]) == [1]
+            await end(r, first, "first")
+
+    run(body())
+
+
+def test_an_abort_of_all_that_is_asked_for_is_done_when_all_have_ended() -> None:
+    async def body() -> None:
+        async with worker() as r:
+            ends: list[str] = []
+            r.engine._abort = lambda rid, why: ends.append(rid)  # type: ignore[method-assign]
+            first = begin(r, "first")
+            await live(r, "first")
+            order = AbortBroadcastReq(id="1", abort_all=True, message="why")
+            done = asyncio.create_task(r.manager.follower.do(order))
+            await r.engine.until(lambda: bool(ends))
+            await ticks()
+            assert not done.done()
+            r.engine.token("first", "", FinishReason(type="abort", message="why"))
+            await done
+            await first
 
     run(body())
 
@@ -137,7 +241,7 @@ def test_requests_across_a_change_know_how_far_they_were() -> None:
                 WeightsNamedReq(id="3", model_path="m2", weight_version="v2", progress=progress)
             )
             assert r.manager.rid_to_state["first"].weight_changes == [(2, "v2")]
-            await r.manager.follower.do(ReleaseAfterWeightsReq(id="4"))
+            await r.manager.follower.do(ReleaseAfterWeightsReq(id="4", hold="2"))
             await r.manager.follower.do(PauseContinueBroadcastReq(id="5", mode=None))
             await end(r, first, "first")
 

@@ -27,6 +27,7 @@ from sgviz.messages import (
     ToScheduler,
     ToTokenizer,
 )
+from sgviz.messages.workers import GivenUp
 from sgviz.tokenizer_manager import Limits, Output, RequestLog, TokenizerManager
 
 T = TypeVar("T")
@@ -72,8 +73,8 @@ class Engine:
     """
 
     def __init__(self, context: zmq.Context[Any], ports: PortArgs) -> None:
-        self.inbox: AsyncReceiver[ToScheduler] = AsyncReceiver(
-            context, ports.scheduler_input_ipc_name, ToScheduler
+        self.inbox: AsyncReceiver[ToScheduler | GivenUp] = AsyncReceiver(
+            context, ports.scheduler_input_ipc_name, ToScheduler | GivenUp
         )
         self.outbox = Sender(context, ports.tokenizer_ipc_name)
         self.auto = True
@@ -133,7 +134,7 @@ class Engine:
             **columns,
         )
 
-    def _react(self, message: ToScheduler) -> None:
+    def _react(self, message: ToScheduler | GivenUp) -> None:
         if isinstance(message, TokenizedGenerateReqInput):
             self.live[message.rid], self.done[message.rid] = message, 0
             self._stamp(message.time_stats)
@@ -226,6 +227,7 @@ async def rig(
     on_failure: Callable[[str], None] | None = None,
     request_timeout: float | None = None,
     request_log: RequestLog | None = None,
+    is_worker: bool = False,
 ) -> AsyncIterator[Rig]:
     context, ports = zmq.Context(), PortArgs.for_threads()
     ring = RingSink()
@@ -244,6 +246,7 @@ async def rig(
         on_failure=on_failure,
         request_timeout=request_timeout,
         request_log=request_log,
+        is_worker=is_worker,
     )
     task = asyncio.create_task(engine.run())
     try:

@@ -40,12 +40,14 @@ class WeightsUpdated(Body, frozen=True, tag="weights.updated"):
 class WeightsRenamed(Body, frozen=True, tag="weights.renamed"):
     """The same weights are called `weight_version` from now on, `before` until now.
 
-    `progress`: `(rid, output tokens that have come)` of the requests that began before.
+    `progress`: `(rid, output tokens that have come)` of the requests that began before. `of_worker`: only the progress
+    of a tokenizer worker's requests; the renaming itself is told once, by the main process.
     """
 
     weight_version: str
     before: str
     progress: tuple[tuple[str, int], ...] = ()
+    of_worker: bool = False
 
 
 # ---------------------------------------------------------------- profiles, and a slower device
