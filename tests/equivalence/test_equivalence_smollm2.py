@@ -86,7 +86,7 @@ def test_the_same_ids_however_they_are_scheduled(
         reference.check_same(asked, plain, outputs)
 
 
-@pytest.mark.parametrize(("page_size", "event_loop", "tokens"), [(1, "overlap", 48), (16, "normal", 32)])
+@pytest.mark.parametrize(("page_size", "event_loop", "tokens"), [(1, "overlap", 48), (16, "normal", 64)])
 def test_the_same_ids_retracted_mixed_and_paged_all_at_once(
     page_size: int,
     event_loop: str,
@@ -97,7 +97,9 @@ def test_the_same_ids_retracted_mixed_and_paged_all_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A short one: eight questions, so many tokens each that the pool runs full."""
-    outputs, seen = pressed(DEFAULT_MODEL, asked[:8], tokens, page_size=page_size, event_loop=event_loop)
+    outputs, seen = pressed(
+        DEFAULT_MODEL, asked[:8], tokens, one_by_one=True, page_size=page_size, event_loop=event_loop
+    )
     assert seen["request.retracted"] > 0 and seen["mixed"] > 0 and seen["chunk.cut"] > 0
     told = f"{DEFAULT_MODEL}, page {page_size}, {event_loop}, {seen['request.retracted']} retractions"
     whole = [output[: len(other)] for output, other in zip(plain, outputs)]  # those of `plain` ignore the EOS
