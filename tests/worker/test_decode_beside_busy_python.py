@@ -17,7 +17,7 @@ from sgviz.model.model_config import Quantization
 from sgviz.worker.tp_worker import TpModelWorker
 
 ROWS, STEPS = 8, 12
-MOST_WAITS = 12  # of a switch interval each, in a step; an eager forward has thousands of operators
+MOST_WAITS = 20  # of a switch interval each, in a step; an eager forward has thousands of operators
 
 
 def count(turns: int = 1000) -> None:
