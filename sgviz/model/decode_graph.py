@@ -133,16 +133,34 @@ class DecodeGraph:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch.jit's age, and of Python's view of the traced sizes
             traced = torch.jit.trace(module, arguments(last, sample, keys), check_trace=False)
+            held = torch.jit.script(_Held())
         traced.eval()
 
         @torch.inference_mode()
         def call(last: Tensor, inputs: DecodeInputs, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            tokens, flags, logits = traced(*arguments(last, inputs, keys))
+            given = arguments(last, inputs, keys)
+            held.kept = [each for each in given if isinstance(each, Tensor)] + list(pool)
+            tokens, flags, logits = traced(*given)
             return tokens, flags, logits
 
         for _ in range(WARM_UP_CALLS):
             call(last, sample, keys)
         return call
+
+
+class _Held(nn.Module):
+    """Owns a step's inputs beside Python, on torch's side, until the next step.
+
+    A tensor that only Python owns any more asks for the interpreter's lock: without this each input would, in the
+    middle of the step, at its last use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.jit.Attribute([], list[Tensor])
+
+    def forward(self) -> int:
+        return len(self.kept)
 
 
 class _DecodeStep(nn.Module):

@@ -17,7 +17,6 @@ from sgviz.model.model_config import Quantization
 from sgviz.worker.tp_worker import TpModelWorker
 
 ROWS, STEPS = 8, 12
-MOST_WAITS = 20  # of a switch interval each, in a step; an eager forward has thousands of operators
 
 
 def count(turns: int = 1000) -> None:
@@ -60,7 +59,7 @@ def step_ms(driver: HandDriver, reqs: list[Req]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
-def test_a_decode_step_takes_the_lock_a_few_times_and_not_at_each_operator(
+def test_a_decode_step_beside_busy_python_takes_at_most_twice_as_long(
     quantization: Quantization | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sys.getswitchinterval() == pytest.approx(0.005), "the default, at which eager forwards stand still"
@@ -75,18 +74,14 @@ def test_a_decode_step_takes_the_lock_a_few_times_and_not_at_each_operator(
     reqs = [make_req(f"r{i}", range(20 + i, 84 + i), temperature=0.0, ignore_eos=True) for i in range(ROWS)]
     driver.step(driver.extend(reqs))
     step_ms(driver, reqs)
-    ratios, waits = [], []
+    ratios = []
     for _ in range(3):
         with busy_thread(digest):  # so that both runs share the cores with one other thread
             beside_work = step_ms(driver, reqs)
         with busy_thread(count):
             beside_python = step_ms(driver, reqs)
         ratios.append(beside_python / beside_work)
-        waits.append((beside_python - beside_work) / 1e3 / sys.getswitchinterval())
     worker.close()
     with capsys.disabled():
-        times, lost = statistics.median(ratios), statistics.median(waits)
-        print(
-            f"\n  beside busy Python {times:.2f} times as long: {lost:.1f} waits for the lock a step", end=""
-        )
-    assert statistics.median(waits) < MOST_WAITS, waits
+        print(f"\n  beside busy Python a step takes {statistics.median(ratios):.2f} times as long", end="")
+    assert statistics.median(ratios) < 2.0, ratios
