@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from raising_policy import RAISING
 from server_process import Background, ServerProcess, gone
 
 from sgviz.engine import Engine
@@ -23,16 +24,6 @@ from sgviz.launch.messages import ExitCode
 from sgviz.launch.processes import describe_exit
 from sgviz.serving.context import ServerState
 
-# what an exception handler for Exception does not catch: a fault of the loop itself
-RAISING = """
-class Catastrophe(BaseException): ...
-class Policy:
-    name = "raising"
-    def order(self, waiting, view):
-        if any(len(req.origin_input_ids) == 66 for req in waiting):
-            raise Catastrophe("the loop cannot go on")
-        return waiting
-"""
 ENDLESS = """
 import os, time
 class Policy:

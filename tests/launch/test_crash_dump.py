@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising_policy import RAISING
 from server_process import Background, ServerProcess
 
 import sgviz
@@ -20,15 +21,6 @@ from sgviz.launch import crash_dump
 from sgviz.launch.crash_dump import CrashDump
 from sgviz.recording import Header
 
-RAISING = """
-class Catastrophe(BaseException): ...
-class Policy:
-    name = "raising"
-    def order(self, waiting, view):
-        if any(len(req.origin_input_ids) == 66 for req in waiting):
-            raise Catastrophe("the loop cannot go on")
-        return waiting
-"""
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pitfall_tools import PATIENCE_S, Served, folded, serving
-from workloads import Answer, assert_books_balance, assert_same, make_engine, run, workload
+from workloads import Answer, answer_of, assert_books_balance, assert_same, make_engine, run, workload
 
 from sgviz.events.schema import BatchPlanned, Event, QueueEntered, RequestRetracted
 from sgviz.recording import Cause
@@ -54,7 +54,7 @@ def test_the_higher_one_runs_before_all_lower_ones_and_the_victim_resumes_correc
             high = pool.submit(ask, 3, 50).result()
             outs = [*(future.result() for future in low), high]
         events = engine.pipeline.ring.snapshot()
-        assert_same([_answer(out) for out in outs], reference)
+        assert_same([answer_of(out) for out in outs], reference)
         assert_books_balance(engine)
         (told,) = [e.body for e in events if isinstance(e.body, RequestRetracted)]
         assert told.preempted_by == "r3" and told.output_tokens > 0
@@ -74,17 +74,6 @@ def test_the_higher_one_runs_before_all_lower_ones_and_the_victim_resumes_correc
 def two_decode(event: Event) -> bool:
     body = event.body
     return isinstance(body, BatchPlanned) and body.mode == "decode" and len(body.rids) == 2
-
-
-def _answer(out: dict) -> Answer:
-    meta = out["meta_info"]
-    return Answer(
-        ids=out["output_ids"],
-        text=out["text"],
-        logprobs=[logprob for logprob, _, _ in meta["output_token_logprobs"]],
-        usage=(meta["prompt_tokens"], meta["completion_tokens"]),
-        reason=meta["finish_reason"],
-    )
 
 
 def test_a_stream_that_made_way_repeats_nothing() -> None:

@@ -54,7 +54,7 @@ def workload(
 def run(engine: Engine, prompts: list[list[int]], params: list[dict]) -> list[Answer]:
     """All at once, with logprobs."""
     outs = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True)
-    return [_answer(out) for out in outs]
+    return [answer_of(out) for out in outs]
 
 
 def run_streamed(engine: Engine, prompts: list[list[int]], params: list[dict]) -> list[Answer]:
@@ -68,10 +68,11 @@ def run_streamed(engine: Engine, prompts: list[list[int]], params: list[dict]) -
             assert part["output_ids"][: len(before["output_ids"])] == before["output_ids"]
             assert part["text"].startswith(before["text"])
         last[part["index"]] = part
-    return [_answer(last[index]) for index in range(len(prompts))]
+    return [answer_of(last[index]) for index in range(len(prompts))]
 
 
-def _answer(out: dict) -> Answer:
+def answer_of(out: dict) -> Answer:
+    """What one output of an engine says."""
     meta = out["meta_info"]
     return Answer(
         ids=out["output_ids"],
