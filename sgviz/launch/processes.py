@@ -41,7 +41,8 @@ POLL_S = 0.1
 KEPT_KERNELS = MappingProxyType({"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"})
 # how often OpenMP's threads look for work before they sleep: by default for milliseconds, in which they keep each other
 # from the cores when anything else runs beside them; too short, and each small operator begins with waking them
-SPINS = MappingProxyType({"GOMP_SPINCOUNT": "8000"})
+# (benchmarks/LOG.md has both prices)
+SPINS = MappingProxyType({"GOMP_SPINCOUNT": "4000"})
 
 OnDeath = Callable[[str, str], None]  # component, how and why
 MEANINGS = {ExitCode.PARENT_GONE: "its parent had gone", ExitCode.STUCK: "ended by its watchdog"}
