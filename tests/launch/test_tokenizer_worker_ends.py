@@ -18,6 +18,7 @@ from worker_tools import LONG, WORKERS, eventually, open_stream, post, slow, sta
 import sgviz
 
 pytestmark = pytest.mark.slow
+MANY = 24  # the kernel chooses a worker for each connection: of 8, all go to one of two in one of 128 runs
 
 
 def test_a_worker_that_dies_ends_the_server(tmp_path: Path) -> None:
@@ -25,12 +26,12 @@ def test_a_worker_that_dies_ends_the_server(tmp_path: Path) -> None:
         children = server.children()
         assert set(children) == {"scheduler", "detokenizer", "http-1", "http-2"}
         slow(server)
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(MANY) as pool:
             jobs = [
                 pool.submit(post, server, "/generate", text="x", rid=f"r{number}", sampling_params=LONG)
-                for number in range(8)
+                for number in range(MANY)
             ]
-            eventually(lambda: state(server)["num_running_reqs"] == 8)
+            eventually(lambda: state(server)["num_running_reqs"] == MANY)
             children["http-1"].kill()
             ends = [job.exception() or job.result().status_code for job in jobs]
         assert server.wait() == 1
@@ -39,7 +40,7 @@ def test_a_worker_that_dies_ends_the_server(tmp_path: Path) -> None:
         assert any(end == 503 for end in ends) and any(end != 503 for end in ends)
         assert "the http-1 died (signal SIGKILL)" in server.text()
         assert gone(list(children.values())) and server.leftovers() == []
-    assert sgviz.load(tmp_path / "run.sgv").requests.shape[0] == 8
+    assert sgviz.load(tmp_path / "run.sgv").requests.shape[0] == MANY
 
 
 def test_a_scheduler_that_dies_is_told_to_clients_of_all_workers() -> None:
