@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sgviz.debugger import connect
     from sgviz.engine import Engine
-    from sgviz.recording import Recording, load
+    from sgviz.recording import PairedRecording, Recording, load, load_pair
 
 __version__ = "0.1.0"
 
@@ -21,11 +21,16 @@ _LAZY = {
     "experiment": ("sgviz.experiment", None),
     "connect": ("sgviz.debugger", "connect"),
     "load": ("sgviz.recording", "load"),
+    "load_pair": ("sgviz.recording", "load_pair"),
+    "PairedRecording": ("sgviz.recording", "PairedRecording"),
     "viz": ("sgviz.viz", None),
     "workload": ("sgviz.workload", None),
 }
 
-__all__ = ["Engine", "Recording", "__version__", "connect", "experiment", "load", "viz", "workload"]
+__all__ = [
+    "Engine", "PairedRecording", "Recording", "__version__", "connect", "experiment", "load", "load_pair", "viz",
+    "workload",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from sgviz.errors import SgvizError
 COMMANDS = {
     "demo": ("sgviz.cli.demo", "answer one chat request and show its journey"),
     "serve": ("sgviz.cli.serve", "run an OpenAI-compatible server"),
+    "router": ("sgviz.cli.router", "stand in front of prefill and decode servers"),
     "chat": ("sgviz.cli.chat", "talk to a model in the terminal"),
     "bench": ("sgviz.cli.bench", "load a running server and measure it"),
     "explain": ("sgviz.cli.explain", "say where the time of a recorded request went"),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import openai
 import pytest
 
 from sgviz.__main__ import COMMANDS
 from sgviz.cli.options import options
 from sgviz.engine import Engine
+from sgviz.recording import load_pair
 
 sys.path.insert(0, str(Path(__file__).parent / "launch"))
+sys.path.insert(0, str(Path(__file__).parent / "router"))
+from pair_processes import RouterProcess
 from server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +149,37 @@ def test_shell_commands_with_a_server_run(server: ServerProcess) -> None:
         assert "smollm2-135m-instruct" in done.stdout and ("Paris" in done.stdout or "chat" in command)
 
 
+@pytest.mark.slow
+def test_the_prefill_decode_pair_serves_and_its_recordings_read_as_one(tmp_path: Path) -> None:
+    """The page's three commands, with the quick device and free ports; then what it says of the recordings."""
+    (block,) = [block for block in SHELL if "sgviz router" in block]
+    prefill, decode, router = (shlex.split(line)[2:] for line in block.strip().splitlines())
+    mock = ("--device", "mock", "--disaggregation-bootstrap-port", "0")
+    with ExitStack() as stack:
+        sides = [
+            stack.enter_context(ServerProcess(*_elsewhere(flags, tmp_path), *mock, wait=False))
+            for flags in (prefill, decode)
+        ]
+        urls = {f"http://127.0.0.1:{port}": side for port, side in zip((8101, 8102), sides, strict=True)}
+        for side in sides:
+            side.wait_ready()
+        flags = [urls[flag].url if flag in urls else flag for flag in router]
+        front = stack.enter_context(RouterProcess(*_elsewhere(flags, tmp_path)))
+        client = openai.OpenAI(base_url=f"{front.url}/v1", api_key="none")
+        answer = client.completions.create(model="tiny-llama", prompt="What is", max_tokens=8)
+        assert answer.usage is not None and answer.usage.completion_tokens == 8
+    paired = load_pair(*(tmp_path / name for name in ("p.sgv", "d.sgv", "r.sgv")))
+    (rid,) = paired.rids
+    assert paired.audit().balanced and "transfer" in str(paired.explain(rid))
+
+
+def _elsewhere(flags: list[str], folder: Path) -> list[str]:
+    """With recordings in that folder, and without the port."""
+    named = [str(folder / flag) if flag.endswith(".sgv") else flag for flag in flags]
+    port = named.index("--port") if "--port" in named else None
+    return named if port is None else named[:port] + named[port + 2 :]
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recordings that the page speaks of: a small engine's, and those of its comparison."""
@@ -169,7 +206,10 @@ def test_the_comparison_shows_what_the_page_says(recorded: Path) -> None:
 @pytest.mark.slow
 def test_commands_on_recordings_run(recorded: Path) -> None:
     commands = [
-        line.partition("#")[0].strip() for block in SHELL if ".sgv" in block for line in block.splitlines()
+        line.partition("#")[0].strip()
+        for block in SHELL
+        if ".sgv" in block and "sgviz serve" not in block
+        for line in block.splitlines()
     ]
     assert {command.split()[1] for command in commands} == {"explain", "report", "export", "diff"}
     said = ""

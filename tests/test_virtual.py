@@ -371,6 +371,8 @@ def test_what_was_simulated_is_said() -> None:
             lambda: run_virtual(settings(device="mock"), []),
             "virtual time needs a simulated device, not 'mock'",
         ),
+        (lambda: run_virtual(settings(dp_size=2), []), "virtual time has one scheduler, and dp_size is 2"),
+        (lambda: run_virtual(settings(disaggregation_mode="decode"), []), "disaggregation_mode is decode"),
         (lambda: run_virtual(settings(), [], host="guessed"), "host 'guessed' is not allowed"),  # type: ignore[arg-type]
         (lambda: MeasuredHost(scale=0.0), "a scale above 0"),
         (lambda: HostModel(launch_us=-1.0), "launch_us is -1.0"),

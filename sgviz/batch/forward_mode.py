@@ -7,11 +7,12 @@ from enum import StrEnum
 
 class ForwardMode(StrEnum):
     """EXTEND adds several positions a request (prefill), DECODE one; MIXED is an extend that carries
-    decoding requests as extends of one; IDLE runs nothing."""
+    decoding requests as extends of one; PREBUILT has its KV from another server and runs nothing, like IDLE."""
 
     EXTEND = "extend"
     DECODE = "decode"
     MIXED = "mixed"
+    PREBUILT = "prebuilt"
     IDLE = "idle"
 
     @property

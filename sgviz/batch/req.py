@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sgviz.batch.grammar import Grammar
 from sgviz.batch.input_logprobs import InputLogprobs
+from sgviz.batch.transfer import Bootstrap, KeptKv, Transfer
 from sgviz.cache.req_kv import ReqKvInfo
 from sgviz.events.time_stats import TimeStats
 from sgviz.messages import FinishReason, SamplingParams
@@ -41,6 +42,10 @@ class Req:
         is_embedding: it wants the vector of its prompt and no token; then dimensions: numbers of it (None: all),
             whole_prompt: no cached prefix may stand for a part of it, embedding: what came (float32 as bytes).
         priority: as the scheduler settled it; None where priorities mean nothing.
+        bootstrap: where it meets its other side, on a prefill or decode server. transfer: its sender or receiver there,
+            until the KV is where it belongs. start_send_idx: tokens of the prompt that the other side has or was sent.
+            kept_kv: its KV in host memory, after a retraction on a decode server. is_primed: its tokens were sampled
+            elsewhere than in its row, until the first forward there.
         tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
 
@@ -78,6 +83,11 @@ class Req:
     dimensions: int | None = None
     whole_prompt: bool = False
     embedding: bytes = b""
+    bootstrap: Bootstrap | None = None
+    transfer: Transfer | None = None
+    start_send_idx: int = 0
+    kept_kv: KeptKv | None = None
+    is_primed: bool = False
     tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
     output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)
@@ -132,5 +142,6 @@ class Req:
         self.inflight = 0
         if self.misses_input_logprobs:
             self.input_logprobs = InputLogprobs()
+        self.is_primed = False
         self.is_retracted = True
         self.retraction_count += 1

@@ -90,6 +90,14 @@ class ScheduleBatch:
         self.extend_lens = [1] * len(self.reqs)
         self.out_cache_loc = cache.alloc_extend(self.reqs, self.seq_lens)
 
+    def prepare_for_prebuilt(self, bid: int) -> None:
+        """The KV came from elsewhere, rows and slots are taken: nothing is to be computed."""
+        self.bid = bid
+        self.forward_mode = ForwardMode.PREBUILT
+        self.seq_lens = [req.kv.allocated for req in self.reqs]
+        self.prefix_lens = list(self.seq_lens)
+        self.extend_lens = [0] * len(self.reqs)
+
     def mix_with_running(self, running: ScheduleBatch, cache: KVCache) -> None:
         """Append decoding requests as extends of one token (forward mode MIXED)."""
         running.prepare_for_decode(cache, self.bid)

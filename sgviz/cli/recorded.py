@@ -8,7 +8,7 @@ import sys
 
 from sgviz.cli.options import Parser
 from sgviz.errors import BadRequest
-from sgviz.recording import Recording, load
+from sgviz.recording import PairedRecording, Recording, load
 
 MANY = 100_000  # fewer events are there at once
 
@@ -34,6 +34,14 @@ def add_run(made: argparse.ArgumentParser, name: str = "run", what: str = "a rec
     made.add_argument(name, metavar=name.upper(), help=what)
 
 
+def add_pair(made: argparse.ArgumentParser) -> None:
+    """--prefill, --decode and --router: the recordings of a pair, in place of one."""
+    for side in ("prefill", "decode", "router"):
+        made.add_argument(
+            f"--{side}", metavar="FILE", help=f"the {side}'s recording of a pair, in place of RUN"
+        )
+
+
 def check_target(run: str, target: str) -> None:
     """Raise BadRequest if writing `target` would overwrite the recording that is read."""
     if os.path.exists(target) and os.path.exists(run) and os.path.samefile(run, target):
@@ -48,3 +56,15 @@ def opened(path: str) -> Recording:
             f"{path}: the last {rec.truncated:,} bytes are no whole event and are left out", file=sys.stderr
         )
     return rec
+
+
+def opened_pair(prefill: str | None, decode: str | None, router: str | None = None) -> PairedRecording:
+    """Both recordings of a run (and the router's) as one.
+
+    Raises:
+        BadRequest: one side is missing, or they do not belong together. SgvizError: one cannot be read.
+    """
+    if prefill is None or decode is None:
+        raise BadRequest("a pair needs both --prefill FILE and --decode FILE")
+    before = None if router is None else opened(router)
+    return PairedRecording(opened(prefill), opened(decode), before)

@@ -2,7 +2,7 @@
 
 SIGTERM, SIGHUP and Ctrl-C let running requests finish (`--shutdown-grace`), refuse new ones and exit 0; a second
 signal ends at once. A component that dies, or that had to be killed at the stop, makes the exit code 1.
-Imports: engine.
+Imports: engine, launch (node).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from types import FrameType
 
 from sgviz.cli.logs import configure_logging
 from sgviz.cli.options import Parser, add_config, add_options, settings_from
+from sgviz.config import Settings
 from sgviz.engine import Engine
+from sgviz.launch.node import Node
 from sgviz.serving.server import check_address, check_tls
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     signals = Signals()
     check_address(settings.serve.host, settings.serve.port)
     check_tls(settings.http)
+    if settings.parallel.node_rank:
+        return _serve_node(settings, signals, started)
     engine = Engine.from_settings(settings, mode="processes", by_workers=True)
     try:
         server = engine.serve()
@@ -55,6 +59,25 @@ def main(argv: Sequence[str]) -> int:
     log.info("stopping" if not died else "stopping: %s", *([engine.pipeline.status.message] if died else []))
     engine.close()
     return _left(DIED if died or engine.pipeline.forced else 0)
+
+
+def _serve_node(settings: Settings, signals: Signals, started: float) -> int:
+    """A node after the first: schedulers, and a health stub in place of the server."""
+    node, own = Node(settings), settings.parallel
+    ranks = ", ".join(map(str, own.ranks_of(own.node_rank)))
+    print(
+        f"sgviz node {own.node_rank} of {own.nnodes} is ready: data parallel ranks {ranks} for node 0 at "
+        f"{own.dist_init_addr}; {node.url}/health, after {time.monotonic() - started:.1f} s",
+        flush=True,
+    )
+    try:
+        signals.set_ready()
+        while not signals.asked.is_set() and not node.ended.is_set():
+            signals.asked.wait(WAIT_S)
+    finally:
+        log.info("stopping" if node.why is None else "stopping: %s", *([node.why] if node.why else []))
+        node.close()
+    return DIED if node.why is not None or node.forced else 0
 
 
 def _left(code: int) -> int:
@@ -74,7 +97,7 @@ def _left(code: int) -> int:
 
 
 def _say_ready(engine: Engine, url: str, seconds: float) -> None:
-    info = engine.pipeline.infos["scheduler"]
+    info = engine.pipeline.scheduler_info
     keys = " (API key needed)" if engine.settings.serve.api_key else ""
     print(
         f"sgviz is ready: {url}/v1{keys}  model {engine.settings.served_model_name} ({info.dtype}, {info.device}), "

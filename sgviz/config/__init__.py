@@ -12,6 +12,7 @@ from sgviz.config.engine_groups import (
     ScheduleConfig,
     SimConfig,
 )
+from sgviz.config.parallel_groups import DisaggregationConfig, ParallelConfig
 from sgviz.config.server_groups import HttpConfig, ObserveConfig, ServeConfig
 from sgviz.config.settings import Settings
 
@@ -19,10 +20,12 @@ __all__ = [
     "DEFAULT_MAX_RUNNING",
     "DEFAULT_MODEL",
     "CacheConfig",
+    "DisaggregationConfig",
     "GrammarConfig",
     "HttpConfig",
     "ModelConfig",
     "ObserveConfig",
+    "ParallelConfig",
     "ScheduleConfig",
     "ServeConfig",
     "Settings",

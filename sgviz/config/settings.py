@@ -22,11 +22,14 @@ from sgviz.config.engine_groups import (
     SimConfig,
 )
 from sgviz.config.named_processors import named_processors
+from sgviz.config.nodes import check_nodes
+from sgviz.config.parallel_groups import LOAD_BALANCE_METHODS, DisaggregationConfig, ParallelConfig
 from sgviz.config.server_groups import HttpConfig, ObserveConfig, ServeConfig
 from sgviz.errors import ConfigError, suggest
 
 LABEL = re.compile(r"(?!__)[A-Za-z_]\w*", re.ASCII)
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+ANY_HOST = ("0.0.0.0", "::")
 PRIORITY_POLICIES = ("fcfs", "lof")  # the others sort by what the cache holds, or not at all
 TAKEN_LABELS = (
     "model_name",
@@ -45,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     grammar: GrammarConfig = GrammarConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()
     observe: ObserveConfig = ObserveConfig()
@@ -88,6 +93,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 param="chunked_prefill_size",
             )
         _check_priorities(self.schedule)
+        _check_balance(self.parallel)
+        check_nodes(self.parallel, self.disaggregation)
+        _check_sides(self)
         _check_pattern(self.grammar)
         named_processors(self.model.custom_logit_processors)
         _check_http(self.http)
@@ -112,6 +120,35 @@ def _check_priorities(schedule: ScheduleConfig) -> None:
             f"setting schedule_policy = {policy!r}: with enable_priority_scheduling it must be one of "
             f"{', '.join(PRIORITY_POLICIES)}, or a class of your own",
             param="schedule_policy",
+        )
+
+
+def _check_balance(parallel: ParallelConfig) -> None:
+    name = parallel.load_balance_method
+    if name not in LOAD_BALANCE_METHODS and ":" not in name:
+        raise ConfigError(
+            f"load_balance_method {name!r} is not one of {', '.join(LOAD_BALANCE_METHODS)}"
+            f"{suggest(name, LOAD_BALANCE_METHODS)}, nor module:Class or file.py:Class",
+            param="load_balance_method",
+        )
+
+
+def _check_sides(settings: Settings) -> None:
+    own = settings.disaggregation
+    mode = own.disaggregation_mode
+    if mode == "null":
+        return
+    if settings.model.is_embedding:
+        raise ConfigError(
+            f"disaggregation_mode {mode} and is_embedding do not go together: vectors have no KV to send",
+            param="disaggregation_mode",
+        )
+    host = own.disaggregation_bootstrap_host or settings.serve.host
+    if mode == "prefill" and host in ANY_HOST:
+        raise ConfigError(
+            f"disaggregation_mode prefill with host {host}: decode servers cannot reach that address; give "
+            "disaggregation_bootstrap_host, by which they reach this server",
+            param="disaggregation_bootstrap_host",
         )
 
 

@@ -37,6 +37,7 @@ class Past:
             raise Unavailable("the scheduler is running; its past is in the recording, this one needs a stop")
         if recording is None:
             raise Unavailable("there is no recording of this engine to step back in")
+        recording = recording.rank(0)  # the debugger stops the first scheduler
         events = _up_to(recording, where)
         if where.stop_no != self._stop_no:
             self._stop_no, self._count = where.stop_no, len(events)

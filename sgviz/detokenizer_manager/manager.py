@@ -18,6 +18,7 @@ from sgviz.events.clock import Clock
 from sgviz.events.schema import TextEmitted
 from sgviz.events.tracer import QUIET_MS, Tracer
 from sgviz.messages import (
+    ActiveRanksOutput,
     BatchEmbeddingOutput,
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -52,6 +53,7 @@ class DetokenizerManager:
         receiver: messages for the detokenizer. sender: to the TokenizerManager.
         max_states: requests remembered; beyond it the oldest is forgotten and ends with an error.
         idle_wait_ms: how long one wait for a message may block.
+        ranks: schedulers before it, each of which says when it leaves.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class DetokenizerManager:
         clock: Clock,
         max_states: int = MAX_STATES,
         idle_wait_ms: int = IDLE_WAIT_MS,
+        ranks: int = 1,
     ) -> None:
         self._codec = codec
         self._vocab_size = codec.vocab_size
@@ -73,6 +76,8 @@ class DetokenizerManager:
         self._max_states = max_states
         self._idle_wait_ms = idle_wait_ms
         self.decode_status: dict[str, DecodeStatus] = {}
+        self._stay_for = ranks
+        self._lost: frozenset[int] = frozenset()  # membership only
 
     def run(self) -> None:
         """Drain the loop: what the thread or process of the detokenizer does until a ShutdownReq."""
@@ -80,7 +85,7 @@ class DetokenizerManager:
             pass
 
     def event_loop(self) -> Iterator[Stop]:
-        """Receive, decode, send; yields at `received`, `processed` and `idle`, and ends at a ShutdownReq.
+        """Receive, decode, send; yields at `received`, `processed` and `idle`; the last rank's ShutdownReq ends it.
 
         Whoever resumes it after `idle` lets it block until a message comes or the wait is over.
         """
@@ -96,11 +101,14 @@ class DetokenizerManager:
                 continue
             yield Stop.RECEIVED
             for message in messages:
-                if isinstance(message, ShutdownReq):
+                if not isinstance(message, ShutdownReq):
+                    self.handle(message)
+                    continue
+                self._stay_for -= 1
+                if not self._stay_for:
                     self._tell_cost()
                     self._trace.flush()
                     return
-                self.handle(message)
             yield Stop.PROCESSED
 
     def _tell_cost(self) -> None:
@@ -109,11 +117,19 @@ class DetokenizerManager:
 
     def handle(
         self,
-        message: BatchTokenIDOutput | BatchEmbeddingOutput | GetInternalStateReqOutput | ConfigureTraceReq,
+        message: BatchTokenIDOutput
+        | BatchEmbeddingOutput
+        | GetInternalStateReqOutput
+        | ConfigureTraceReq
+        | ActiveRanksOutput,
     ) -> None:
         """Do what one message asks for."""
         if isinstance(message, ConfigureTraceReq):
             self._trace.on = message.on
+        elif isinstance(message, ActiveRanksOutput):
+            self._forget_lost(message)
+        elif message.dp_rank in self._lost:
+            return  # its last words; whom they were for has ended already
         elif isinstance(message, GetInternalStateReqOutput):
             message.state["num_detokenizer_reqs"] = len(self.decode_status)
             self._sender.send(message)
@@ -121,6 +137,12 @@ class DetokenizerManager:
             self._sender.send(self._stamped(message))
         else:
             self._sender.send(self.detokenize(message))
+
+    def _forget_lost(self, message: ActiveRanksOutput) -> None:
+        """Nothing more comes of the requests of lost ranks."""
+        self._lost = frozenset(rank for rank, active in enumerate(message.status) if not active)
+        states = self.decode_status.items()
+        self.decode_status = {rid: state for rid, state in states if state.dp_rank not in self._lost}
 
     def _stamped(self, batch: BatchEmbeddingOutput) -> BatchEmbeddingOutput:
         """Vectors have no text: passed on, with the time."""
@@ -158,7 +180,7 @@ class DetokenizerManager:
         # only the first message carries context ids; a state left by an earlier request of that name is stale
         if len(ids) > len(batch.output_ids[i]):
             self.decode_status.pop(rid, None)
-            status = self.decode_status[rid] = DecodeStatus(ids, batch.read_offsets[i])
+            status = self.decode_status[rid] = DecodeStatus(ids, batch.read_offsets[i], dp_rank=batch.dp_rank)
             if len(self.decode_status) > self._max_states:
                 del self.decode_status[next(iter(self.decode_status))]
             return status
@@ -230,4 +252,5 @@ def _as_text(batch: BatchTokenIDOutput, pieces: list[_Piece]) -> BatchStrOutput:
         input_top_logprobs=batch.input_top_logprobs,
         input_token_ids_logprobs=batch.input_token_ids_logprobs,
         output_strs=[piece.text for piece in pieces],
+        dp_rank=batch.dp_rank,
     )

@@ -32,6 +32,7 @@ class DecodeStatus:
         surr_offset: where the window starts; `surr` is [surr_offset, read_offset).
         decoded_text: settled text, the prompt's excluded.
         sent_offset: characters of the answer already emitted; may run ahead of `decoded_text`.
+        dp_rank: whose request it is.
     """
 
     decode_ids: list[int]
@@ -39,6 +40,7 @@ class DecodeStatus:
     surr_offset: int = 0
     decoded_text: str = ""
     sent_offset: int = 0
+    dp_rank: int = 0
 
     @property
     def held(self) -> int:

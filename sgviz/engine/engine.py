@@ -20,7 +20,7 @@ from sgviz.config import Settings
 from sgviz.debugger import Debugger, EngineLink
 from sgviz.debugger.debugger import TIMEOUT_S
 from sgviz.engine.chat import ChatReply, chat_body
-from sgviz.engine.given import Mode, check_mode, check_options, settings_of
+from sgviz.engine.given import Mode, check_mode, check_nodes, check_one_scheduler, check_options, settings_of
 from sgviz.engine.http_face import HttpFace, Message, Server
 from sgviz.engine.native import END, PythonCalls, embedding_request, native_request
 from sgviz.engine.newest import Newest
@@ -71,6 +71,7 @@ class Engine:
         given = {"model": model, "event_loop": event_loop, "schedule_policy": schedule_policy, **settings}
         whole = settings_of(given)
         check_no_workers(whole)
+        check_one_scheduler(whole, policy)
         self._start(whole, mode, policy)
 
     @classmethod
@@ -87,9 +88,11 @@ class Engine:
 
     def _start(self, settings: Settings, mode: Mode, policy: SchedulePolicy | None) -> None:
         check_mode(mode, policy)
+        check_nodes(settings, mode)
         self.settings, self.mode = settings, mode
         self._closed = False
         self.pipeline = Pipeline(settings, mode, policy)
+        self.settings = self.pipeline.settings  # with the ports that it took
         trace = self.pipeline.make_tracer("engine")
         tell_started(trace, mode)
         self._calls = PythonCalls(self.pipeline.manager, trace, settings.served_model_name)
@@ -127,7 +130,8 @@ class Engine:
             sampling_params: as in `/generate`; a list gives each prompt its own.
             options: rid, extra_key; return_logprob with top_logprobs_num, token_ids_logprob, logprob_start_len
                 (-1: none of the prompt) and return_text_in_logprobs; custom_logit_processor, a name; priority;
-                session_params, of a turn (see `open_session`).
+                session_params, of a turn (see `open_session`); routed_dp_rank, of several ranks the one to run it;
+                bootstrap_host, bootstrap_port, bootstrap_room and disagg_prefill_dp_rank, of one side of a pair.
         """
         return self._call(self.async_generate(prompt, sampling_params, input_ids=input_ids, **options))
 
@@ -142,7 +146,7 @@ class Engine:
         """Vectors of length 1, SGLang-shaped: `{"embedding", "meta_info"}` for a prompt, a list for a list.
 
         Args:
-            options: input_ids in place of `prompt`; rid, dimensions, extra_key, priority.
+            options: input_ids in place of `prompt`; rid, dimensions, extra_key, priority, routed_dp_rank.
         """
         return self._call(self.async_encode(prompt, **options))
 
@@ -273,11 +277,11 @@ class Engine:
         self._call(self.pipeline.manager.control.slow_down(forward_sleep_time))
 
     def get_load(self) -> Load:
-        """How busy the scheduler is."""
+        """How busy the scheduler is; of several ranks all together."""
         return self._call(self.pipeline.manager.control.get_load())
 
     def internal_state(self) -> dict[str, Any]:
-        """The scheduler's own account: queues, memory, limits."""
+        """The scheduler's own account: queues, memory, limits; of several ranks the sums, and each in `ranks`."""
         return self._call(self.pipeline.manager.get_internal_state()).state
 
     # ------------------------------------------------------------------ server and recording

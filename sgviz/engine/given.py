@@ -38,6 +38,33 @@ def check_mode(mode: str, policy: object) -> None:
     check_policy(policy, getattr(policy, "__name__", type(policy).__name__))
 
 
+def check_nodes(settings: Settings, mode: str) -> None:
+    """Raise ConfigError for an engine on several hosts that is not node 0, or not of processes."""
+    parallel = settings.parallel
+    if parallel.node_rank:
+        raise ConfigError(
+            f"node_rank = {parallel.node_rank}: such a node only runs schedulers; start it with `sgviz serve` (node 0 "
+            "may be an Engine)",
+            param="node_rank",
+        )
+    if parallel.nnodes > 1 and mode != "processes":
+        raise ConfigError(
+            f"nnodes = {parallel.nnodes} works in mode='processes' only: ranks on other hosts cannot be threads of "
+            "this process",
+            param="nnodes",
+        )
+
+
+def check_one_scheduler(settings: Settings, policy: object) -> None:
+    """Raise ConfigError for a policy given as an object to several schedulers, which would share it."""
+    if policy is not None and (size := settings.parallel.dp_size) > 1:
+        raise ConfigError(
+            f"a policy given as an object is one scheduler's, and dp_size = {size}; name its class instead "
+            "(module:Class or file.py:Class), so that each rank makes its own",
+            param="schedule_policy",
+        )
+
+
 def settings_of(given: Mapping[str, object]) -> Settings:
     """The Settings that `Engine(**given)` runs with; a policy given as an object is left out."""
     flat = dict(given)

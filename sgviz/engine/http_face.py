@@ -122,7 +122,7 @@ class HttpFace:
         pipeline = self._pipeline
         return serving_context(
             self._settings,
-            pipeline.infos["scheduler"],
+            pipeline.scheduler_info,
             pipeline.model_dir,
             manager=pipeline.manager,
             tokenizer=pipeline.tokenizer,

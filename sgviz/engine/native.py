@@ -37,9 +37,14 @@ OPTIONS = (
     "require_reasoning",
     "priority",
     "session_params",
+    "routed_dp_rank",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disagg_prefill_dp_rank",
 )
 PATH, ENCODE_PATH = "Engine.generate", "Engine.encode"
-ENCODE_OPTIONS = ("rid", "dimensions", "extra_key", "priority")
+ENCODE_OPTIONS = ("rid", "dimensions", "extra_key", "priority", "routed_dp_rank")
 CALLER_GONE = 499
 MAX_SHOWN = 80
 END = object()  # the last thing that `pump` puts

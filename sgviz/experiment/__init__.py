@@ -15,19 +15,34 @@ if TYPE_CHECKING:
     from sgviz.experiment.live_load import LiveLoad
     from sgviz.experiment.load_generator import Answer, drive
     from sgviz.experiment.measures import measure, requests_of
+    from sgviz.experiment.pair import Pair
+    from sgviz.experiment.pair_trade import Trade
 
 _LAZY = {
     "Answer": "load_generator",
     "Comparison": "comparison",
     "LiveLoad": "live_load",
+    "Pair": "pair",
     "Run": "comparison",
+    "Trade": "pair_trade",
     "compare": "interleave",
     "drive": "load_generator",
     "measure": "measures",
     "requests_of": "measures",
 }
 
-__all__ = ["Answer", "Comparison", "LiveLoad", "Run", "compare", "drive", "measure", "requests_of"]
+__all__ = [
+    "Answer",
+    "Comparison",
+    "LiveLoad",
+    "Pair",
+    "Run",
+    "Trade",
+    "compare",
+    "drive",
+    "measure",
+    "requests_of",
+]
 
 
 def __getattr__(name: str) -> Any:

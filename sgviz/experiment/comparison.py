@@ -17,6 +17,7 @@ import pandas as pd
 from sgviz.errors import NotFound, suggest
 from sgviz.experiment.measures import Number, requests_of
 from sgviz.recording import Recording
+from sgviz.recording.balance import rank_loads
 from sgviz.recording.overlap_account import OverlapAccount
 from sgviz.workload import Workload
 
@@ -28,9 +29,11 @@ SHOWN = (
     "median_itl_ms", "p99_itl_ms", "median_tpot_ms", "median_e2e_latency_ms", "p99_e2e_latency_ms", "iterations",
     "dropped_events",
 )  # fmt: skip
+RANKED = "imbalance"  # shown where a run had several data parallel ranks
 UNITS = MappingProxyType({  # of the rows whose names do not end with theirs
     "completed": "requests", "duration": "s", "request_throughput": "requests/s", "output_throughput": "tokens/s",
-    "iterations": "turns of the loop", "dropped_events": "events", "hidden_share": "of 1", "device_idle_share": "of 1",
+    "iterations": "turns of the loop", RANKED: "prompt tokens of the busiest rank, of the mean",
+    "dropped_events": "events", "hidden_share": "of 1", "device_idle_share": "of 1",
 })  # fmt: skip
 ACCOUNT_SHOWN = (
     "host_hidden_s", "host_exposed_s", "device_busy_s", "device_idle_s", "hidden_share", "device_idle_share",
@@ -125,7 +128,8 @@ class Comparison:
     def overlap_account(self) -> pd.DataFrame:
         """A row a name: `host_hidden_s`, `host_exposed_s`, `device_idle_s`, `device_busy_s`, shares and more.
 
-        Seconds inside the account's window, medians over the repeats; see `recording.overlap_account`.
+        Seconds inside the account's window, medians over the repeats; see `recording.overlap_account`. Of several
+        ranks those of the one whose device was busiest.
         """
         rows = self._rows([run.account.row() for run in self.runs])
         return self._over_repeats(rows.drop(columns="until"), pd.DataFrame.median)
@@ -142,6 +146,16 @@ class Comparison:
         table = pd.DataFrame(rows, columns=columns)
         medians = table.groupby(["run", "component", "stage"], sort=False).median()
         return medians.drop(columns="repeat")
+
+    @property
+    def rank_loads(self) -> pd.DataFrame:
+        """A row a name and data parallel rank: `requests`, `prompt_tokens`, `output_tokens`; medians over the repeats.
+
+        `imbalance` of the other tables is the largest `prompt_tokens` of a run divided by their mean.
+        """
+        parts = {(run.name, run.repeat): rank_loads(run.recording).set_index("dp_rank") for run in self.runs}
+        table = pd.concat(parts, names=["run", "repeat", "dp_rank"])
+        return table.groupby(level=["run", "dp_rank"], sort=False).median()
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -186,10 +200,17 @@ class Comparison:
     def simulated(self) -> bool:
         return any(run.simulated for run in self.runs)
 
+    @property
+    def ranked(self) -> bool:
+        """Whether a run had several data parallel ranks."""
+        return any(len(run.recording.ranks) > 1 for run in self.runs)
+
     # ------------------------------------------------------------ showing
 
     def figure(self, *, seconds: float | None = None, look: str = "light") -> Figure:
         """Lanes of device and host over the same seconds, the account as bars, percentiles with their spread.
+
+        Below them, where a run had several ranks, what each of these got.
 
         Args:
             seconds: how much of the run the lanes show; None: about ten forwards. look: `light` or `dark`.
@@ -197,8 +218,9 @@ class Comparison:
         from sgviz.viz.comparison_figure import comparison_figure
 
         return comparison_figure(
-            self.accounts, self.every_run, source=self.source_line(), seconds=seconds, look=look
-        )
+            self.accounts, self.every_run, source=self.source_line(), seconds=seconds, look=look,
+            rank_loads=self.rank_loads if self.ranked else None,
+        )  # fmt: skip
 
     def source_line(self) -> str:
         """Where the numbers come from: stands below every table and figure."""
@@ -238,7 +260,8 @@ class Comparison:
         return f"{html[0]}{html[1]}<p><small>{self.source_line()}</small></p>"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `NAME-REPEAT.sgv` for each run, `table.csv`, `requests.csv`, `overlap_account.csv`, `workload.json`."""
+        """Write `NAME-REPEAT.sgv` for each run, `table.csv`, `requests.csv`, `overlap_account.csv`,
+        `rank_loads.csv`, `workload.json`."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for run in self.runs:
@@ -246,13 +269,15 @@ class Comparison:
         self.every_run.to_csv(target / "table.csv")
         self.requests.to_csv(target / "requests.csv")
         self.overlap_account.to_csv(target / "overlap_account.csv")
+        self.rank_loads.to_csv(target / "rank_loads.csv")
         self.workload.save(target / "workload.json")
 
     # ------------------------------------------------------------ inside
 
     def _shown(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The two tables for a reader: a column a name, a row a measure with its unit."""
-        table, account = self.table[list(SHOWN)].T, self.overlap_account[list(ACCOUNT_SHOWN)].T
+        shown = [*SHOWN, RANKED] if self.ranked else list(SHOWN)
+        table, account = self.table[shown].T, self.overlap_account[list(ACCOUNT_SHOWN)].T
         return table.rename(index=_with_unit), account.rename(index=_with_unit)
 
     def _rows(

@@ -20,7 +20,7 @@ from sgviz.experiment.measures import measure
 from sgviz.experiment.progress import shown
 from sgviz.experiment.virtual_clients import Host, run_in_virtual_time
 from sgviz.recording import Recording
-from sgviz.recording.overlap_account import Until, overlap_account
+from sgviz.recording.overlap_account import OverlapAccount, Until, overlap_account
 from sgviz.workload import Workload
 
 Clock = Literal["wall", "virtual"]
@@ -74,9 +74,18 @@ def compare(
                     recording, label = _virtual(name, settings, host, workload, stream, step)
                 else:
                     recording, label = _wall(name, settings, own_mode, workload, stream, step), ""
-                account = overlap_account(recording.stamped(), until)
+                account = _account(recording, until)
                 done.append(Run(name, repeat, recording, measure(recording), account, label))
     return Comparison(workload, done)
+
+
+def _account(recording: Recording, until: Until) -> OverlapAccount:
+    """Of several ranks the account of the one whose device was busiest: an account is of one loop and one device."""
+    ranks = recording.ranks
+    if len(ranks) == 1:
+        return overlap_account(recording.stamped(), until)
+    each = [overlap_account(recording.rank(rank).stamped(), until) for rank in ranks]
+    return max(each, key=lambda account: account.device_busy_s)
 
 
 def _plan(name: str, given: Mapping[str, object], mode: Mode) -> tuple[dict[str, Any], Mode]:

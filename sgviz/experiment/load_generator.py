@@ -1,23 +1,39 @@
-"""The load generator for an Engine: sends the requests of a workload when they are due, and keeps the answers.
+"""The load generator for an Engine or a Pair: sends a workload's requests when they are due, and keeps the answers.
 
 Runs in the engine's own loop, beside the tokenizer manager and behind the same door as `Engine.generate`; with
 `mode="processes"` scheduler and detokenizer do not feel it. SGLang's counterpart is the client loop of
-bench_serving. Imports: engine, workload.
+bench_serving. Imports: launch, tokenizer_manager, workload.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from sgviz.engine import Engine
 from sgviz.errors import BadRequest, SgvizError
+from sgviz.launch.pipeline import Pipeline
+from sgviz.tokenizer_manager import Output
 from sgviz.workload import Request, Workload
 
 OnDone = Callable[[], None]
+
+
+class Driven(Protocol):
+    """Who can be loaded: an engine, or what answers as one. `pipeline` is where its answers come from."""
+
+    @property
+    def pipeline(self) -> Pipeline: ...
+
+    async def async_generate(
+        self, prompt: Any = None, sampling_params: Any = None, **options: Any
+    ) -> Any: ...
+
+    def stream(
+        self, prompt: Any = None, sampling_params: Any = None, **options: Any
+    ) -> AsyncIterator[Output]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ class Answer:
 
 
 def drive(
-    engine: Engine, workload: Workload, *, stream: bool = False, on_done: OnDone | None = None
+    engine: Driven, workload: Workload, *, stream: bool = False, on_done: OnDone | None = None
 ) -> dict[str, Answer]:
     """Run the workload to its end; the answers by rid. Blocks; not to be called from the engine's loop.
 
@@ -43,7 +59,7 @@ def drive(
     Raises:
         BadRequest: the workload does not fit the model's context. Nothing was sent.
     """
-    info = engine.pipeline.infos["scheduler"]
+    info = engine.pipeline.scheduler_info
     if workload.longest > info.context_len:
         raise BadRequest(
             f"the longest request needs {workload.longest} tokens; the context of {info.model} has {info.context_len}"
@@ -54,7 +70,7 @@ def drive(
 
 class _Sender:
     def __init__(
-        self, engine: Engine, workload: Workload, stream: bool, on_done: OnDone, vocab_size: int
+        self, engine: Driven, workload: Workload, stream: bool, on_done: OnDone, vocab_size: int
     ) -> None:
         self._engine, self._workload = engine, workload
         self._stream, self._on_done = stream, on_done

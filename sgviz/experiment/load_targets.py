@@ -57,7 +57,7 @@ class EngineTarget:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        info = engine.pipeline.infos["scheduler"]
+        info = engine.pipeline.scheduler_info
         self.facts = Facts(info.model, info.vocab_size, info.context_len)
 
     async def ask(self, rid: str, ids: list[int], output_tokens: int) -> int:

@@ -14,6 +14,7 @@ import pandas as pd
 from sgviz.events.schema import TokensSampled
 from sgviz.experiment.stats import most_at_once, most_per_second, spread
 from sgviz.recording import Recording
+from sgviz.recording.balance import imbalance
 
 NS_PER_MS = 1e6
 Number = float | int
@@ -39,7 +40,7 @@ def requests_of(recording: Recording) -> pd.DataFrame:
 
 
 def measure(recording: Recording) -> dict[str, Number]:
-    """The numbers of one run, by their names in bench_serving; plus iterations and lost events."""
+    """The numbers of one run, by their names in bench_serving; plus iterations, imbalance of ranks and lost events."""
     table = recording.requests
     done = table[table.finish_reason.isin(("stop", "length"))]
     duration = _duration_s(done)
@@ -68,6 +69,7 @@ def measure(recording: Recording) -> dict[str, Number]:
         "iterations": len(recording.iterations),
         "cached_tokens": int(done.cached_tokens.sum()),
         "retractions": int(table.retractions.sum()),
+        "imbalance": imbalance(recording),
         "dropped_events": recording.dropped,
     }
 

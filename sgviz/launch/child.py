@@ -97,7 +97,8 @@ class Report:
 
 
 def _run(boot: BootMessage, report: Report) -> None:
-    from sgviz.launch.components import COMPONENTS, Context
+    from sgviz.events import OtherHostClock, WallClock
+    from sgviz.launch.components import Context, run_component
 
     context: zmq.Context[Any] = zmq.Context()
     component = Context(
@@ -108,10 +109,11 @@ def _run(boot: BootMessage, report: Report) -> None:
         mode="processes",
         give_up=report.stuck,
         worker=boot.worker,
+        clock=OtherHostClock(boot.clock_shift_ns) if boot.clock_shift_ns else WallClock(),
     )
     try:
         if boot.worker is None:
-            COMPONENTS[boot.component](component, report.ready)
+            run_component(boot.component, component, report.ready)
         else:
             from sgviz.launch.tokenizer_worker import run_tokenizer_worker  # it brings the HTTP server along
 

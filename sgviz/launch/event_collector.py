@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -17,7 +18,7 @@ WAIT_MS = 100
 class EventCollector:
     """A thread that receives batches of events; `stop` takes in what is still on its way."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, ring: RingSink) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str | Sequence[str], ring: RingSink) -> None:
         self._receiver: Receiver[EventBatch] = Receiver(context, address, EventBatch, bind=True)
         self._ring = ring
         self._stopping = threading.Event()

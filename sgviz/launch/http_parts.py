@@ -43,6 +43,9 @@ def limits_of(settings: Settings, info: InitInfo) -> Limits:
         logit_processors=tuple(named_processors(settings.model.custom_logit_processors)),
         embedding=info.embedding,
         is_generation=info.is_generation,
+        dp_size=settings.parallel.dp_size,
+        by_room=settings.parallel.load_balance_method == "follow_bootstrap_room",
+        disaggregation_mode=settings.disaggregation.disaggregation_mode,
     )
 
 

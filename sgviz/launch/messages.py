@@ -34,13 +34,17 @@ class ExitCode(IntEnum):
 
 
 class BootMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """To a child: which component it is and all it needs."""
+    """To a child: which component it is and all it needs.
+
+    `clock_shift_ns`: on another host than node 0, what its clock lacks to be node 0's.
+    """
 
     component: str
     settings: Settings
     ports: PortArgs
     tokenizer_dir: str
     worker: WorkerBoot | None = None
+    clock_shift_ns: int = 0
 
 
 class WorkerBoot(msgspec.Struct, kw_only=True, frozen=True):

@@ -16,27 +16,29 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import zmq
 
 from sgviz.channel import AsyncReceiver, PortArgs, Sender
 from sgviz.config import Settings
+from sgviz.data_parallel.nodes import addresses_of
 from sgviz.errors import StartupError, Unavailable
 from sgviz.events import RingSink, Tracer
-from sgviz.launch import processes, threads
+from sgviz.launch.children import CHILD_STOP_S, Children
 from sgviz.launch.components import Context, tell_started
 from sgviz.launch.crash_dump import CrashDump
-from sgviz.launch.ending import end_processes, end_threads
+from sgviz.launch.ending import end_processes
 from sgviz.launch.event_collector import EventCollector
 from sgviz.launch.http_parts import limits_of
+from sgviz.launch.kv_parts import start_bootstrap
 from sgviz.launch.live_recording import configured_of, header_of
 from sgviz.launch.loop_thread import LoopThread
-from sgviz.launch.messages import BootMessage, InitInfo
+from sgviz.launch.messages import InitInfo
 from sgviz.launch.processes import ChildProcess
+from sgviz.launch.ranks import check_policies, common_info, rank_of, schedulers_of
 from sgviz.launch.templates import Templates
-from sgviz.launch.threads import ChildThread, switch_interval
+from sgviz.launch.threads import switch_interval
 from sgviz.launch.tokenizer_router import MultiTokenizerRouter
 from sgviz.launch.tokenizer_workers import TokenizerWorkers
 from sgviz.launch.warm_up import warm_up
@@ -46,16 +48,15 @@ from sgviz.model.tokenizer import Tokenizer
 from sgviz.recording.sink import FileSink
 from sgviz.recording.store import Header
 from sgviz.scheduler.gate import LocalPredicates
-from sgviz.scheduler.policy import SchedulePolicy, make_policy
+from sgviz.scheduler.policy import SchedulePolicy
 from sgviz.serving.context import ServerState, ServerStatus
 from sgviz.serving.server import loop_factory
 from sgviz.tokenizer_manager import RequestLog, TokenizerManager
+from sgviz.tokenizer_manager.ranks import Ranks
 from sgviz.tokenizer_manager.weights import Weights
 
 log = logging.getLogger(__name__)
 
-CHILDREN = ("scheduler", "detokenizer")
-CHILD_STOP_S = 5.0  # for all of them together
 LAST_ABORTS_S = 1.0
 CONNECT_TIMEOUT_MS = 10_000
 
@@ -77,6 +78,9 @@ class Pipeline:
         self.ring = RingSink(settings.observe.event_capacity)
         self.dead = threading.Event()
         self.infos: dict[str, InitInfo] = {}
+        self._lost: set[int] = set()  # ranks; membership and size only
+        self._ranks_lock = threading.Lock()
+        self._ranks = Ranks(settings.parallel.dp_size, one_process=mode == "threads")
         self._tracers: list[Tracer] = []
         self.router: MultiTokenizerRouter | None = None
         self._stop_lock = threading.Lock()
@@ -98,13 +102,13 @@ class Pipeline:
     # ------------------------------------------------------------------ start
 
     def _start(self) -> None:
-        make_policy(
-            self.settings.schedule.schedule_policy, 0
-        )  # a mistyped name shows before anything is started
+        check_policies(self.settings)  # a mistyped name shows before anything is started
         self.model_dir = resolve_model(self.settings.model.model_path)
         self.tokenizer_dir = self._tokenizer_dir()
         self.tokenizer = Tokenizer.load(self.tokenizer_dir)
         self.templates = Templates(self.tokenizer, self.settings.model.chat_template)
+        self.settings, end = start_bootstrap(self.settings)
+        self._exit.callback(end)
         self._start_file()
         self._dump = self._crash_dump()
         self._open_sockets()
@@ -112,8 +116,7 @@ class Pipeline:
         self.http_trace = self.make_tracer("http")
         children = self._start_children()
         self._start_manager()
-        for child in children:
-            child.watch(self._on_death)
+        children.watch(self._on_death)
         self._emit_started()
         self._warm_up()
         self.status.state = ServerState.UP
@@ -132,9 +135,9 @@ class Pipeline:
             switch_interval.take()
             self._exit.callback(switch_interval.give_back)
         else:
-            self.ports, folder = PortArgs.for_processes()
+            self.ports, folder = PortArgs.for_processes(addresses_of(self.settings.parallel))
             self._exit.callback(_remove, folder)
-            collector = EventCollector(self.zmq, self.ports.events_ipc_name, self.ring)
+            collector = EventCollector(self.zmq, self.ports.inbox("events"), self.ring)
             self._exit.callback(collector.stop)
         self._sender = Sender(self.zmq, self.ports.scheduler_input_ipc_name, bind=True)
         self._exit.callback(self._sender.close, int(CHILD_STOP_S * 1000))
@@ -174,49 +177,34 @@ class Pipeline:
         if self.router is not None:
             self.router.set_events(on)
 
-    def _start_children(self) -> list[ChildProcess] | list[ChildThread]:
-        return self._start_threads() if self.mode == "threads" else self._start_processes()
-
-    def _start_processes(self) -> list[ChildProcess]:
-        children: list[ChildProcess] = []
-        self._exit.callback(self._end_processes, children)
-        for component in CHILDREN:
-            boot = BootMessage(
-                component=component,
-                settings=self.settings,
-                ports=self.ports,
-                tokenizer_dir=str(self.tokenizer_dir),
-            )
-            children.append(ChildProcess(boot))
-        self.infos = processes.wait_ready(children, self.settings.serve.startup_timeout)
-        return children
-
-    def _start_threads(self) -> list[ChildThread]:
+    def _start_children(self) -> Children:
         context = Context(
             settings=self.settings,
             ports=self.ports,
             zmq=self.zmq,
             tokenizer_dir=str(self.tokenizer_dir),
-            mode="threads",
-            give_up=log.critical,  # each thread puts its own in its place
+            mode=self.mode,
+            give_up=log.critical,  # each child puts its own in its place
             sink=self.ring,
             policy=self._policy,
             predicates=self.predicates,
         )
-        children: list[ChildThread] = []
-        self._exit.callback(self._end_threads, children)
-        outcomes: threads.Outcomes = Queue()
-        for component in CHILDREN:
-            children.append(ChildThread(component, context, outcomes))
-        self.infos = threads.wait_ready(children, outcomes, self.settings.serve.startup_timeout)
+        children = Children(context, self._sender)
+        self._exit.callback(self._end_children, children)
+        self.infos = children.start()
         return children
 
+    @property
+    def scheduler_info(self) -> InitInfo:
+        """What the scheduler told when it was ready; of several ranks what holds for all."""
+        return common_info(self.infos, schedulers_of(self.settings))
+
     def _start_manager(self) -> None:
-        limits = limits_of(self.settings, self.infos["scheduler"])
+        limits = limits_of(self.settings, self.scheduler_info)
 
         async def make() -> TokenizerManager:
             self._receiver: AsyncReceiver[ToTokenizer] = AsyncReceiver(
-                self.zmq, self.ports.tokenizer_ipc_name, ToTokenizer, bind=True
+                self.zmq, self.ports.inbox("tokenizer"), ToTokenizer, bind=True
             )
             if self.settings.serve.tokenizer_worker_num > 1:
                 on_failure = partial(self._on_death, "tokenizer router")
@@ -236,6 +224,7 @@ class Pipeline:
                 request_timeout=self.settings.http.request_timeout,
                 request_log=self.request_log,
                 crew=self.router,
+                ranks=self._ranks,
             )
             manager.start()
             return manager
@@ -250,7 +239,7 @@ class Pipeline:
             return
         for trace in (self.http_trace, self.trace):
             tell_started(trace, self.mode)
-        self.trace.emit(configured_of(self.settings, self.infos["scheduler"]))
+        self.trace.emit(configured_of(self.settings, self.scheduler_info))
 
     def _warm_up(self) -> None:
         """Events begin after it."""
@@ -273,19 +262,19 @@ class Pipeline:
         assert self.router is not None
         workers = TokenizerWorkers(self.settings, self.router, self.tokenizer_dir, self.model_dir)
         self._exit.callback(self._end_processes, workers.children)
-        self.infos |= await workers.start(listeners, main_path, self.infos["scheduler"], self._on_death)
+        self.infos |= await workers.start(listeners, main_path, self.scheduler_info, self._on_death)
         return workers
 
     def header(self, dropped: int = 0) -> Header:
         """Of a recording that begins after so many events."""
-        configured = configured_of(self.settings, self.infos["scheduler"])
+        configured = configured_of(self.settings, self.scheduler_info)
         return header_of(self.settings, self.infos.values(), configured, dropped)
 
     # ------------------------------------------------------------------ death
 
     def _on_death(self, component: str, how: str) -> None:
         """A component ended, or is given up. If nobody asked it to, every waiting request gets an error now."""
-        if self._stopping or self.dead.is_set():
+        if self._stopping or self.dead.is_set() or self._lose_rank(rank_of(component), how):
             return
         message = f"the {component} died ({how}); the engine cannot go on"
         log.critical("%s", message)
@@ -295,6 +284,19 @@ class Pipeline:
         self.status.state = ServerState.UNHEALTHY
         with contextlib.suppress(RuntimeError):  # the loop may have been stopped meanwhile
             self.loop.loop.call_soon_threadsafe(self._fail_all, message)
+
+    def _lose_rank(self, rank: int | None, how: str) -> bool:
+        """Of several schedulers one died: the others go on. Says whether there are others."""
+        if rank is None:
+            return False
+        with self._ranks_lock:
+            self._lost.add(rank)
+            if len(self._lost) == self.settings.parallel.dp_size:
+                return False
+        log.error("data parallel rank %d died (%s); the other ranks go on", rank, how)
+        with contextlib.suppress(RuntimeError):  # the loop may have been stopped meanwhile
+            self.loop.loop.call_soon_threadsafe(self.manager.lose_rank, rank, how)
+        return True
 
     def _fail_all(self, message: str) -> None:
         if self._dump is not None:
@@ -374,20 +376,9 @@ class Pipeline:
         late = end_processes(children, self._patience if orderly else 0.0)
         self.forced += late if orderly else []
 
-    def _end_threads(self, children: list[ChildThread]) -> None:
-        for child in children:
-            child.leave()
-        if self.status.state is not ServerState.STOPPING:
-            self._tell_threads_to_leave()
-        self.forced += end_threads(children, self._patience)
-
-    def _tell_threads_to_leave(self) -> None:
-        """A failed start or a dead sibling: threads cannot be killed, so each is told over its own socket."""
-        with contextlib.suppress(Unavailable):
-            self._sender.send(ShutdownReq())
-        sender = Sender(self.zmq, self.ports.detokenizer_ipc_name)
-        sender.send(ShutdownReq())
-        sender.close(int(CHILD_STOP_S * 1000))
+    def _end_children(self, children: Children) -> None:
+        orderly = self.status.state is ServerState.STOPPING
+        self.forced += children.end(self._patience, orderly=orderly, why=self.status.message)
 
 
 async def _awaited(call: Callable[[], Awaitable[None]]) -> None:

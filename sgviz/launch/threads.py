@@ -15,7 +15,7 @@ from dataclasses import replace
 from queue import Empty, Queue
 
 from sgviz.errors import StartupError
-from sgviz.launch.components import COMPONENTS, Context
+from sgviz.launch.components import Context, run_component
 from sgviz.launch.messages import SWITCH_INTERVAL_S, InitInfo
 from sgviz.launch.watchdog import stacks
 
@@ -46,7 +46,7 @@ class ChildThread:
     def _run(self, context: Context) -> None:
         why = "its loop ended"
         try:
-            COMPONENTS[self.component](context, self._ready)
+            run_component(self.component, context, self._ready)
         except BaseException as error:
             why = f"{type(error).__name__}: {error}"
             self._outcomes.put((self.component, error))

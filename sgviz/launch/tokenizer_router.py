@@ -33,6 +33,7 @@ from sgviz.messages import (
     DebugReqOutput,
     FinishReason,
     OutputColumns,
+    RoutedReq,
     ShutdownReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -95,6 +96,8 @@ class MultiTokenizerRouter:
         self.on_http: Callable[[HttpNoted], None] = lambda noted: None
         self.events_on = False
         self._owners: dict[str, tuple[int, int]] = {}  # rid: worker, and when it began
+        self._ranks: dict[str, int] = {}  # rid: the scheduler that has it, of several
+        self._lost: dict[int, FinishReason] = {}  # schedulers that died, and what their requests end with
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, AsyncReceiver[FromWorker]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # membership only
@@ -154,6 +157,30 @@ class MultiTokenizerRouter:
         """The rids under way and the worker that has each."""
         return [{"rid": rid, "tokenizer_worker": worker} for rid, (worker, _) in self._owners.items()]
 
+    def fail_rank(self, rank: int, reason: FinishReason) -> int:
+        """End the requests of workers that a lost data parallel rank had; how many there were."""
+        self._lost[rank] = reason
+        had = [rid for rid, its in self._ranks.items() if its == rank]
+        for rid in had:
+            self._end(rid, reason)
+        return len(had)
+
+    def _end(self, rid: str, reason: FinishReason) -> None:
+        self._send(self._disown(rid), AbortReq(rid=rid, finished_reason=reason))
+
+    def _disown(self, rid: str) -> int | None:
+        """Forget a request; the worker that had it."""
+        self._ranks.pop(rid, None)
+        return self._owners.pop(rid, (None, 0))[0]
+
+    def _note_routed(self, message: RoutedReq) -> None:
+        for rid, created, rank in zip(message.rids, message.created, message.dp_ranks):
+            if self._owners.get(rid, (0, None))[1] != created:
+                continue  # the main process's own, or ended
+            self._ranks[rid] = rank
+            if (reason := self._lost.get(rank)) is not None:
+                self._end(rid, reason)
+
     def tell(self, order: Told) -> None:
         """Send an order to all, without waiting."""
         self._broadcast(order)
@@ -204,7 +231,9 @@ class MultiTokenizerRouter:
         if isinstance(message, BatchEmbeddingOutput):
             return self._split(message)
         if isinstance(message, AbortReq):
-            self._send(self._owners.pop(message.rid, (None, 0))[0], message)
+            self._send(self._disown(message.rid), message)
+        elif isinstance(message, RoutedReq):
+            self._note_routed(message)
         elif isinstance(
             message, DebugReqOutput
         ):  # time limits stand still while a debugger holds the scheduler
@@ -218,7 +247,7 @@ class MultiTokenizerRouter:
             worker = self._owner(rid, batch.time_stats[row].created)
             rows.setdefault(worker, []).append(row)
             if worker is not None and batch.finished_reasons[row] is not None:
-                del self._owners[rid]
+                self._disown(rid)
         own = rows.pop(None, [])
         for worker, theirs in rows.items():
             self._send(worker, _rows_of(batch, theirs))
@@ -260,7 +289,7 @@ class MultiTokenizerRouter:
             self._note_done(worker, message.id)
         elif isinstance(message, GivenUp):
             if self._owners.get(message.rid) == (worker, message.created):
-                del self._owners[message.rid]
+                self._disown(message.rid)
         else:
             assert isinstance(message, TokenizerWorkerRegistrationReq)
             self._spawn(self._welcome(worker))
@@ -336,8 +365,10 @@ def _rows_of(batch: Columns, rows: list[int]) -> Columns:
     size = len(batch.rids)
     if len(rows) == size:
         return batch
-    picked = {
-        name: [column[row] for row in rows] if len(column := getattr(batch, name)) == size else column
+    picked: dict[str, Any] = {
+        name: [column[row] for row in rows]
+        if isinstance(column := getattr(batch, name), list) and len(column) == size
+        else column
         for name in batch.__struct_fields__
     }
     return type(batch)(**picked)

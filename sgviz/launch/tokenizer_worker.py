@@ -43,6 +43,7 @@ from sgviz.serving.counting import CountingMiddleware
 from sgviz.serving.pass_on import MainProcess, PassOn
 from sgviz.serving.server import ServerHandle, loop_factory
 from sgviz.tokenizer_manager import RequestLog, TokenizerManager
+from sgviz.tokenizer_manager.ranks import Ranks
 from sgviz.tokenizer_manager.weights import Weights
 
 ToWorker = ToTokenizer | WorkerOrder | ConfigureTraceReq | ShutdownReq
@@ -177,6 +178,7 @@ class TokenizerWorker:
             request_log=self._log,
             on_failure=self._fail,
             is_worker=True,
+            ranks=Ranks(settings.parallel.dp_size),
         )
 
     def _serving_context(self) -> Any:

@@ -1,14 +1,16 @@
 """The request that a started pipeline answers before anybody else's. Mirrors SGLang's `_wait_and_warmup`.
 
-Imports: tokenizer_manager, messages, launch.loop_thread.
+Imports: tokenizer_manager, messages, launch (loop_thread, kv_parts).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
 from sgviz.errors import SgvizError, StartupError
+from sgviz.launch.kv_parts import without_other_side
 from sgviz.launch.loop_thread import LoopThread
 from sgviz.messages import EmbeddingReqInput, GenerateReqInput, SamplingParams
 from sgviz.tokenizer_manager import TokenizerManager, raise_failure
@@ -20,7 +22,7 @@ WARMUP_TIMEOUT_S = 120.0
 def warm_up(
     manager: TokenizerManager, loop: LoopThread, name: str, after: Callable[[], Awaitable[None]]
 ) -> None:
-    """One tiny generation (or vector), so that the first client does not pay for lazy set-up, then `after`.
+    """One tiny generation (or vector) a rank, so that the first client does not pay for lazy set-up, then `after`.
 
     Args:
         name: tells the request of this engine from those of others.
@@ -32,15 +34,22 @@ def warm_up(
     prompt = [0, 1, 2, 3][: limits.max_req_input_len]
     most = min(WARMUP_TOKENS, limits.most_new_tokens(len(prompt))) if limits.is_generation else 0
     kind = GenerateReqInput if limits.is_generation else EmbeddingReqInput
-    obj = kind(
-        input_ids=prompt,
-        rid=f"WARMUP_{os.getpid()}_{name}",
-        sampling_params=SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True),
-    )
+
+    def request(rank: int) -> GenerateReqInput:
+        made = kind(
+            input_ids=prompt,
+            rid=f"WARMUP_{os.getpid()}_{name}" + (f"_{rank}" if limits.dp_size > 1 else ""),
+            sampling_params=SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True),
+            routed_dp_rank=rank,
+        )
+        return made if limits.disaggregation_mode == "null" else without_other_side(made, rank)
+
+    async def run_one(rank: int) -> None:
+        async for output in manager.generate_request(request(rank)):
+            raise_failure(output)
 
     async def run() -> None:
-        async for output in manager.generate_request(obj):
-            raise_failure(output)
+        await asyncio.gather(*[run_one(rank) for rank in range(limits.dp_size)])
         await manager.flush_cache()
         await after()
 

@@ -30,6 +30,7 @@ from sgviz.messages.generate import (
     OutputColumns,
     TokenizedGenerateReqInput,
 )
+from sgviz.messages.parallel import ActiveRanksOutput, RoutedReq
 from sgviz.messages.sampling import SamplingParams
 from sgviz.messages.session import SessionQuestion, SessionReply
 
@@ -45,8 +46,14 @@ ToScheduler = (
     | FlowQuestion
     | SessionQuestion
 )
+ToController = ToScheduler | ActiveRanksOutput
 ToDetokenizer = (
-    BatchTokenIDOutput | BatchEmbeddingOutput | GetInternalStateReqOutput | ConfigureTraceReq | ShutdownReq
+    BatchTokenIDOutput
+    | BatchEmbeddingOutput
+    | GetInternalStateReqOutput
+    | ConfigureTraceReq
+    | ActiveRanksOutput
+    | ShutdownReq
 )
 ToTokenizer = (
     BatchStrOutput
@@ -58,15 +65,19 @@ ToTokenizer = (
     | DebugReqOutput
     | FlowReply
     | SessionReply
+    | RoutedReq
 )
 
 __all__ = [
-    "AbortReq", "BatchEmbeddingOutput", "BatchStrOutput", "BatchTokenIDOutput", "ConfigureTraceReq", "DebugReq",
+    "AbortReq", "ActiveRanksOutput", "BatchEmbeddingOutput", "BatchStrOutput", "BatchTokenIDOutput",
+    "ConfigureTraceReq",
+    "DebugReq",
     "DebugReqOutput",
     "DebugStatus", "EmbeddingReqInput", "EmbeddingSpec", "FinishReason",
     "FlowQuestion", "FlowReply",
     "FlushCacheReqInput", "FlushCacheReqOutput", "GenerateReqInput", "GetInternalStateReq",
-    "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "SamplingParams",
+    "GetInternalStateReqOutput", "HealthCheckOutput", "OutputColumns", "RoutedReq", "SamplingParams",
     "SessionQuestion", "SessionReply", "ShutdownReq",
-    "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedEmbeddingReqInput", "TokenizedGenerateReqInput",
+    "ToController", "ToDetokenizer", "ToScheduler", "ToTokenizer", "TokenizedEmbeddingReqInput",
+    "TokenizedGenerateReqInput",
 ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Control messages. A request with an `id` gets one reply that carries the same `id`. Imports: msgspec only."""
+"""Control messages. A request with an `id` gets one reply that carries the same `id`, of each rank that it goes to.
+
+What comes from a scheduler says in `dp_rank` from which. Imports: msgspec only.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ class FlushCacheReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=Tru
     id: str
     success: bool
     message: str
+    dp_rank: int = 0
 
 
 class GetInternalStateReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -39,6 +43,7 @@ class GetInternalStateReqOutput(msgspec.Struct, kw_only=True, tag=True, array_li
 
     id: str
     state: dict[str, Any]
+    dp_rank: int = 0
 
 
 class HealthCheckOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -47,6 +52,7 @@ class HealthCheckOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True)
 
     rid: str
     forward: bool = True
+    dp_rank: int = 0
 
 
 class ConfigureTraceReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -56,4 +62,4 @@ class ConfigureTraceReq(msgspec.Struct, kw_only=True, tag=True, array_like=True)
 
 
 class ShutdownReq(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """Leave the loop and exit 0. The scheduler passes it on to the detokenizer."""
+    """Leave the loop and exit 0. The scheduler passes it on to the detokenizer, which leaves when all have."""

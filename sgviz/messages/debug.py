@@ -339,3 +339,4 @@ class DebugReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     error_status: int = 400
     number: int = 0
     view: DebugView | None = None
+    dp_rank: int = 0

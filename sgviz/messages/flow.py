@@ -33,12 +33,16 @@ class ContinueGenerationReqInput(msgspec.Struct, kw_only=True, tag=True, array_l
 
 
 class UpdateWeightFromDiskReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
-    """Take the weights of the model at `model_path` instead of the present ones, and drop what was cached of those."""
+    """Take the weights of the model at `model_path` instead of the present ones, and drop what was cached of those.
+
+    `ranks`: of several data parallel ranks those that are meant; None: all.
+    """
 
     id: str
     model_path: str
     weight_version: str
     flush_cache: bool = True
+    ranks: tuple[int, ...] | None = None
 
 
 class StartProfileReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -76,6 +80,7 @@ class ControlReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     message: str
     status: int = 400
     param: str | None = None
+    dp_rank: int = 0
 
 
 class PauseGenerationReqOutput(ControlReqOutput, kw_only=True, tag=True, array_like=True):
@@ -135,6 +140,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class GetLoadsReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     id: str
     load: Load
+    dp_rank: int = 0
 
 
 FlowQuestion = (

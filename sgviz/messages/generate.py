@@ -80,6 +80,13 @@ class GenerateReqInput(msgspec.Struct, kw_only=True):
     require_reasoning: bool | None = False
     # output limit where sampling_params has none and that much is left; None: all that is left
     default_new_tokens: int | None = None
+    # the data parallel rank that is to run it; None: the controller chooses
+    routed_dp_rank: int | None = None
+    # of a prefill server that runs or ran the prompt: where its ranks are told, the request's number there, its rank
+    bootstrap_host: str | list[str] | None = None  # lists: one entry an answer, of batches and n > 1
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
+    disagg_prefill_dp_rank: int | None = None
     # monotonic ns at which the HTTP layer (or the caller) took the request; 0: now
     received_ns: int = 0
 
@@ -115,6 +122,11 @@ class TokenizedGenerateReqInput(msgspec.Struct, kw_only=True, tag=True, array_li
     priority: int | None = None
     session_params: SessionParams | None = None
     bos_token_id: int | None = None  # what its tokenizer puts before every text; only said of turns
+    routed_dp_rank: int | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+    disagg_prefill_dp_rank: int | None = None
 
 
 class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -139,6 +151,7 @@ class OutputColumns(msgspec.Struct, kw_only=True, tag=True, array_like=True):
     input_token_logprobs: list[list[InputToken]] = []
     input_top_logprobs: list[list[TopLogprobs | None]] = []
     input_token_ids_logprobs: list[list[TopLogprobs | None]] = []
+    dp_rank: int = 0  # whose batch it was
 
 
 class BatchTokenIDOutput(OutputColumns, kw_only=True, tag=True, array_like=True):

@@ -57,6 +57,7 @@ class OpenSessionReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=Tr
     session_id: str
     success: bool
     message: str = ""
+    dp_rank: int = 0
 
 
 class CloseSessionReqInput(msgspec.Struct, kw_only=True, tag=True, array_like=True):
@@ -70,6 +71,7 @@ class CloseSessionReqOutput(msgspec.Struct, kw_only=True, tag=True, array_like=T
     id: str
     success: bool
     message: str = ""
+    dp_rank: int = 0
 
 
 SessionQuestion = OpenSessionReqInput | CloseSessionReqInput

@@ -3,12 +3,12 @@
 From the last sampled token of each row to the next one in a single call, so Python's interpreter lock is taken
 twice a step and not at each of a thousand operators: beside a busy scheduler thread that decides everything.
 One trace serves every number of rows and every length. The role of SGLang's CUDA graphs; torch.jit is ageing, so
-nothing outside `_trace` knows of it. Imports: model.decoder, forward_batch, kv_pool, torch.
+nothing outside `_trace` knows of it. Imports: model.decoder, forward_batch,
+kv_pool, torch_jit, torch.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sgviz.model import torch_jit
 from sgviz.model.attention import MAX_PADDED_CELLS, WASTE_LIMIT
 from sgviz.model.decoder import CausalLM
 from sgviz.model.forward_batch import ForwardBatch
@@ -93,6 +94,10 @@ class DecodeGraph:
         unknown, nan = flags.tolist()
         return DecodeOutput(tokens, logits, unknown, nan)
 
+    def let_go(self) -> None:
+        """Hold no memory of the pool's any more; nothing runs afterwards. What torch.jit made lies in rings."""
+        self._held.kept = []
+
     def _inputs(self, rows: Tensor, positions: Tensor, locations: Tensor, table: Tensor) -> DecodeInputs:
         # numpy, as this runs beside the stream: torch would start a second team of threads for a large table
         size, length = table.shape
@@ -130,11 +135,10 @@ class DecodeGraph:
                 pool,
             )
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch.jit's age, and of Python's view of the traced sizes
-            traced = torch.jit.trace(module, arguments(last, sample, keys), check_trace=False)
-            held = torch.jit.script(_Held())
+        traced, held = torch_jit.trace(module, arguments(last, sample, keys)), torch_jit.script(_Held())
         traced.eval()
+        module.let_go()
+        self._held = held
 
         @torch.inference_mode()
         def call(last: Tensor, inputs: DecodeInputs, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,6 +174,10 @@ class _DecodeStep(nn.Module):
         super().__init__()
         self.model = model
         self._kv_pool = kv_pool
+
+    def let_go(self) -> None:
+        """Once traced it is needed no more, and torch.jit leaves it in a ring with all that it holds."""
+        del self.model, self._kv_pool
 
     def forward(
         self,

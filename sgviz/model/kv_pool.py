@@ -1,6 +1,6 @@
 """MHATokenToKVPool: the K and V tensors behind the slots. Mirrors SGLang's pool of that name.
 
-Layout, one tensor a layer: [K and V, KV heads, slots, head_dim]. Heads lie outside of slots, so what is
+Layout of a layer: [K and V, KV heads, slots, head_dim], all layers in one block. Heads lie outside of slots, so what is
 gathered for many requests is at once the batch of a bmm, without a copy; and the slots of a page are
 contiguous, so a page is gathered as one piece.
 Imports: torch.
@@ -14,6 +14,8 @@ from torch import Tensor
 
 class MHATokenToKVPool:
     """KV of `size` tokens in slots page_size .. size + page_size - 1; lower slots are a dummy write target.
+
+    `layers` are views of `block`, so that one copy can take all of them.
 
     Args:
         size: usable slots. page_size: slots that are handed out and gathered together.
@@ -39,9 +41,10 @@ class MHATokenToKVPool:
         self.device = torch.device(device)
         self.num_pages = -(-size // page_size) + 1
         self.num_slots = self.num_pages * page_size
-        shape = (2, num_kv_heads, self.num_slots, head_dim)
+        shape = (num_layers, 2, num_kv_heads, self.num_slots, head_dim)
         # Zeros: a masked cell still takes part in a product, where a stray NaN would spread.
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.block = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = [self.block[layer] for layer in range(num_layers)]
         self._pages = [kv.view(2 * num_kv_heads * self.num_pages, page_size * head_dim) for kv in self.layers]
         self._head_offsets = torch.arange(2 * num_kv_heads, device=device)[:, None] * self.num_pages
 

@@ -9,9 +9,10 @@ Imports: errors. No torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -79,6 +80,13 @@ class DecoderConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+
+    @property
+    def mark(self) -> str:
+        """Equal for folders that describe the same layers, whatever they are called and however they are stored."""
+        facts = replace(self.facts, name="", context_len=0, eos_token_ids=(), dtype="")
+        layers = repr(replace(self, facts=facts)).encode()
+        return f"{self.facts.architecture}-{hashlib.sha256(layers).hexdigest()[:8]}"
 
 
 def model_facts(path: Path) -> ModelFacts:

@@ -2,7 +2,7 @@
 
 Both are scripted modules, because only inside one can an operator on a packed weight be traced into the decode
 graph. Mirrors SGLang's quantization methods (UnquantizedLinearMethod, W8A8Int8LinearMethod) for CPU.
-Imports: torch.
+Imports: model.torch_jit, torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
+
+from sgviz.model import torch_jit
 
 PACK_ROWS_HINT = 8  # the batch size oneDNN lays packed weights out for
 WEIGHT_LEVELS = 127  # int8 weights are symmetric
@@ -182,6 +184,4 @@ def _alone_differs(in_features: int, out_features: int) -> bool:
 
 
 def _scripted(module: nn.Module) -> PackedLinear:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return cast(PackedLinear, torch.jit.script(module))
+    return cast(PackedLinear, torch_jit.script(module))

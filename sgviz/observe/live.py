@@ -24,9 +24,10 @@ from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel, check_access
 from sgviz.serving.context import Keys, Tokenizer
 from sgviz.viz.live_page import key_page, live_page
-from sgviz.viz.views import LiveViews, Wanted, pause
+from sgviz.viz.views import RankedViews, Wanted, check_rank, pause
 
 BEAT_S = 15.0
+RANK_DIGITS = 9  # at most
 KEPT = 16  # views of one moment, for several viewers
 
 
@@ -35,9 +36,9 @@ class ViewDesk:
 
     def __init__(self, ring: RingSink, recording: Callable[[], Recording], tokenizer: Tokenizer) -> None:
         self._ring = ring
-        self._make_recording = recording
+        self._rec = recording()
         self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
-        self._views: LiveViews | None = None
+        self._views: RankedViews | None = None
         self._made: dict[Wanted, tuple[int, bytes]] = {}
         self._turn = asyncio.Lock()  # so that who waits takes no thread
         # a viewer who is cancelled gives up its turn, but its thread goes on
@@ -48,31 +49,42 @@ class ViewDesk:
         async with self._turn:
             return await asyncio.to_thread(self._view, wanted)
 
-    async def state(self, count: int) -> bytes:
-        """The moment after the first `count` events that arrived, as JSON. Raises BadRequest if it is forgotten."""
+    async def state(self, count: int | None, rank: int = 0) -> bytes:
+        """A rank's moment after the first `count` events that arrived (None: all), as JSON.
+
+        Raises:
+            BadRequest: no such rank, or the moment is forgotten.
+        """
+        check_rank(rank, self.ranks)
         async with self._turn:
-            return await asyncio.to_thread(self._state, count)
+            return await asyncio.to_thread(self._state, count, rank)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The schedulers where there are several; else empty."""
+        return self._rec.named_ranks
 
     @property
     def total(self) -> int:
         """Events that have come."""
         return self._ring.total
 
-    def _followed(self) -> LiveViews:
+    def _followed(self, rank: int) -> RankedViews:
         """Nothing is folded before somebody looks."""
         if self._views is None:
-            self._views = LiveViews(self._make_recording(), self._decode)
-        self._views.refresh()
+            self._views = RankedViews(self._rec, self._decode)
+        self._views.refresh(rank)
         return self._views
 
-    def _state(self, count: int) -> bytes:
+    def _state(self, count: int | None, rank: int) -> bytes:
         with self._folding:
-            return msgspec.json.encode(self._followed().follower.moment(count))
+            views = self._followed(rank)
+            return msgspec.json.encode(views.moment(views.count if count is None else count, rank))
 
     def _view(self, wanted: Wanted) -> tuple[int, bytes]:
         with self._folding:
-            views = self._followed()
-            newest = views.follower.count
+            views = self._followed(wanted.rank)
+            newest = views.count
             kept = self._made.get(wanted)
             if kept is None or kept[0] != newest:
                 made = views.make(wanted)
@@ -90,7 +102,8 @@ def live_mount(desk: ViewDesk, keys: Keys, title: str, *, debuggable: bool) -> C
         error = check_access(AuthLevel.ADMIN_OPTIONAL, keys, request.headers.get("authorization", ""))
         if error is not None:
             return HTMLResponse(key_page("admin" if keys.admin_api_key else "API"), error.status)
-        return HTMLResponse(live_page(title, debuggable=debuggable))
+        rank = check_rank(rank_of_query(request), desk.ranks)
+        return HTMLResponse(live_page(title, debuggable=debuggable, rank=rank if desk.ranks else None))
 
     def mount(app: FastAPI) -> None:
         rules: AccessRules = app.state.access
@@ -110,9 +123,24 @@ async def view_stream(desk: ViewDesk, request: Request) -> AsyncIterator[bytes]:
     return _stream(desk, wanted, await desk.view(wanted), request)
 
 
+async def is_over(request: Request) -> bool:
+    """Whether the reader of a stream has left, or its server is leaving."""
+    ending: bool = request.app.state.ending
+    return ending or await request.is_disconnected()
+
+
+def rank_of_query(request: Request) -> int:
+    """`?rank=`, 0 without one; whether there is such a rank is not asked. Raises BadRequest if it is no number."""
+    text = request.query_params.get("rank", "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= RANK_DIGITS):
+        raise BadRequest(f"rank is {text[:40]!r}; it must be the number of a rank, 0 or more", param="rank")
+    return int(text)
+
+
 def _wanted(request: Request) -> Wanted:
     query = dict(request.query_params)
     named: dict[str, object] = {**query, "what": tuple(filter(None, query.get("what", "").split(",")))}
+    named["rank"] = rank_of_query(request)
     if not named["what"]:
         del named["what"]
     try:
@@ -124,7 +152,7 @@ def _wanted(request: Request) -> Wanted:
 async def _stream(
     desk: ViewDesk, wanted: Wanted, first: tuple[int, bytes], request: Request
 ) -> AsyncIterator[bytes]:
-    """Messages whenever something happened, at most ten a second, for ever.
+    """Messages whenever something happened, at most ten a second, until the reader or the server leaves.
 
     Views take the interpreter from the requests of this process, so the next comes later where one took long.
     """
@@ -132,7 +160,7 @@ async def _stream(
     quiet, rest = 0.0, pause(0.0)
     if request.headers.get("last-event-id") != str(told):
         yield _message(told, data)
-    while not await request.is_disconnected():
+    while not await is_over(request):
         await asyncio.sleep(rest)
         quiet += rest
         if desk.total != told:

@@ -8,7 +8,6 @@ Imports: events, recording, observe.series.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,9 @@ from sgviz.events.schema import (
     BatchFinished,
     BatchPlanned,
     ChunkSent,
+    DpChose,
+    DpRankChanged,
+    EngineConfigured,
     Event,
     GenerationContinued,
     GenerationPaused,
@@ -42,17 +44,16 @@ from sgviz.events.schema import (
     TraceDropped,
 )
 from sgviz.events.time_stats import stages
-from sgviz.observe.names import HIT_SOURCES
-from sgviz.observe.series import Labels, Series
-from sgviz.recording.engine_fold import EngineFold
+from sgviz.observe.names import DP_RANK, HIT_SOURCES
+from sgviz.observe.rank_state import RankState
+from sgviz.observe.series import NONE, Labels, Series
+from sgviz.observe.side_metrics import SideMetrics, side_gauges
+from sgviz.recording.rank_split import SCHEDULER, rank_of
 from sgviz.recording.requests import Requests, RequestState
 
-RATE_WINDOW_NS = 10_000_000_000
-QUIET_NS = 30_000_000_000
-HIT_WINDOW_NS = 15_000_000_000
 SLOT_BYTES = 4
 MAX_CALLS = 16_384  # more than can be under way
-SCHEDULER_COMPONENT = "scheduler"
+FOR_ALL = (EngineConfigured, RequestAborted)  # what any component may say and a scheduler's state depends on
 
 
 class Metrics:
@@ -60,39 +61,54 @@ class Metrics:
 
     Args:
         model_name: label of every series. custom: labels that requests may bring (`request.received`).
+        ranks: the schedulers where there are several; each has gauges and counters of its own, requests are counted
+            together. side: prefill or decode, of a server of one side.
     """
 
-    def __init__(self, model_name: str, custom: Sequence[str] = ()) -> None:
-        self.series = Series(model_name, custom)
+    def __init__(
+        self, model_name: str, custom: Sequence[str] = (), ranks: Sequence[int] = (), side: str = ""
+    ) -> None:
+        self.series = Series(model_name, custom, ranks, side)
         self._custom = tuple(custom)
-        self._engine = EngineFold()
+        self._side = SideMetrics(self.series, lambda: self._here) if side else None
+        many = {rank: RankState({DP_RANK: str(rank)}, side) for rank in ranks}
+        self._ranks = many or {0: RankState(side=side)}
+        self._single = None if ranks else self._ranks[0]
+        self._here = self._ranks[min(self._ranks)]  # of the scheduler whose event is folded
+        self._homes: dict[str, Labels] = {}  # by rid, where there are several
+        self._now = 0
         self._requests = Requests()
         self._last_token: dict[str, int] = {}
-        self._retracted: dict[str, None] = {}
-        self._compiling: dict[str, None] = {}
         self._calls: dict[str, tuple[int, str, Labels]] = {}  # by rid: when it came, the function, its labels
-        self._streaming: dict[str, None] = {}
-        self._paused = 0
-        self._decoded: deque[tuple[int, int]] = deque()
-        self._hits: deque[tuple[int, int, int]] = deque()
-        self._busy: deque[tuple[int, int]] = deque()
-        self._idle_since = 0
-        self._graph = False
-        self._decode_tokens = 0
         self._handlers = self._make_handlers()
 
     def text(self) -> bytes:
         """The exposition format."""
-        self._set_gauges()
+        for state in self._ranks.values():
+            values = state.gauges(self._now) | (side_gauges(state) if self._side is not None else {})
+            for name, value in values.items():
+                self.series.set(name, value, state.label)
         return self.series.text()
 
     def fold(self, events: Iterable[Event]) -> None:
         """Count further events (in the order of time)."""
         for event in events:
-            self._engine.apply(event)
+            self._now = event.t
+            for state in self._states(event):
+                self._here = state
+                state.engine.apply(event)
             handler = self._handlers.get(type(event.body))
             if handler is not None:
                 handler(event, event.body)
+
+    def _states(self, event: Event) -> Iterable[RankState]:
+        """The schedulers whose state an event is of: its own, or those that it names."""
+        if self._single is not None:
+            return (self._single,)
+        rank = event.body.rank if isinstance(event.body, DpRankChanged) else rank_of(event.component)
+        if rank is not None:
+            return (self._ranks[rank],) if rank in self._ranks else ()
+        return self._ranks.values() if isinstance(event.body, FOR_ALL) else ()
 
     def lost(self, count: int) -> None:
         """Events that fell out of the ring before they were folded."""
@@ -100,13 +116,15 @@ class Metrics:
 
     def _make_handlers(self) -> dict[type, Callable[[Event, Any], None]]:
         requests = self._requests
-        return {
+        return (self._side.handlers() if self._side is not None else {}) | {
             RequestReceived: self._on_received,
             RequestConverted: requests.converted,
             RequestTokenized: requests.tokenized,
             RequestDispatched: requests.dispatched,
             GrammarQueued: self._on_grammar_queued,
             GrammarReady: self._on_grammar_ready,
+            DpChose: self._on_chosen,
+            DpRankChanged: self._on_rank,
             QueueEntered: self._on_queued,
             AdmitOk: self._on_admitted,
             BatchPlanned: self._on_planned,
@@ -124,102 +142,119 @@ class Metrics:
             GenerationPaused: self._on_paused,
             GenerationContinued: self._on_continued,
             SessionOpened: self._on_session,
-            SessionClosed: lambda event, body: self._streaming.pop(body.session_id, None),
+            SessionClosed: lambda event, body: self._here.streaming.pop(body.session_id, None),
             TraceDropped: lambda event, body: self.lost(body.count),
         }
 
     # ------------------------------------------------------------ scheduler
 
+    def _on_chosen(self, event: Event, body: DpChose) -> None:
+        if body.rank in self._ranks:
+            self._homes[body.rid] = self._ranks[body.rank].label
+            while len(self._homes) > MAX_CALLS:  # whose end came before
+                del self._homes[next(iter(self._homes))]
+
+    def _on_rank(self, event: Event, body: DpRankChanged) -> None:
+        if body.rank in self._ranks:
+            self._ranks[body.rank].begin_anew()
+
     def _on_paused(self, event: Event, body: GenerationPaused) -> None:
-        if event.component == SCHEDULER_COMPONENT:
-            self._paused = body.requests
+        if _of_a_scheduler(event):
+            self._here.paused = body.requests
 
     def _on_continued(self, event: Event, body: GenerationContinued) -> None:
-        if event.component == SCHEDULER_COMPONENT:
-            self._paused = 0
+        if _of_a_scheduler(event):
+            self._here.paused = 0
 
     def _on_session(self, event: Event, body: SessionOpened) -> None:
         if body.streaming:
-            self._streaming[body.session_id] = None
+            self._here.streaming[body.session_id] = None
 
     def _on_queued(self, event: Event, body: QueueEntered) -> None:
+        here = self._here
         self._requests.queued(event, body)
-        if self._idle_since:
+        if here.idle_since:
             until = body.received_ns or event.t
-            self.series.count("scheduler_idle_seconds", max(0, until - self._idle_since) / 1e9)
-            self._idle_since = 0
+            idle = max(0, until - here.idle_since) / 1e9
+            self.series.count("scheduler_idle_seconds", idle, here.label)
+            here.idle_since = 0
         probes = self._requests.probes
-        while len(probes) > 2:  # no event says that one is over; events of the one before may still come
+        while len(probes) > 2 * len(self._ranks):  # no event says that one is over, and more of it may come
             self._forget(next(iter(probes)))
 
     def _on_grammar_queued(self, event: Event, body: GrammarQueued) -> None:
         self._requests.grammar_queued(event, body)
-        self._compiling[body.rid] = None
+        self._here.compiling[body.rid] = None
 
     def _on_grammar_ready(self, event: Event, body: GrammarReady) -> None:
         self._requests.grammar_ready(event, body)
-        self._compiling.pop(body.rid, None)
-        series = self.series
-        series.count("num_grammar", 1)
-        series.count("num_grammar_cache_hit", int(body.hit))
+        self._here.compiling.pop(body.rid, None)
+        series, own = self.series, self._here.label
+        series.count("num_grammar", 1, own)
+        series.count("num_grammar_cache_hit", int(body.hit), own)
         if body.compile_ns:
-            series.observe("grammar_compilation_time_seconds", body.compile_ns / 1e9)
+            series.observe("grammar_compilation_time_seconds", body.compile_ns / 1e9, own)
         if not body.error:
             series.count("num_so_requests", 1, self._labels(self._requests.of(body.rid)))
 
     def _on_idle(self, event: Event, body: LoopIdle) -> None:
-        self._idle_since = event.t
+        self._here.idle_since = event.t
 
     def _on_admitted(self, event: Event, body: AdmitOk) -> None:
+        series, own = self.series, self._here.label
         begins = bool(body.need or body.have)  # else it is a further chunk, whose prefix is its own
         found = body.prefix if begins else 0
-        self.series.count("realtime_tokens", body.extend, mode="prefill_compute")
-        self.series.count("realtime_tokens", found, mode="prefill_cache")
+        series.count("realtime_tokens", body.extend, own, mode="prefill_compute")
+        series.count("realtime_tokens", found, own, mode="prefill_cache")
         state = self._requests.by_rid.get(body.rid)
         if state is not None and state.retractions:
             return
-        self.series.count("prefill_effective_tokens", body.extend, mode="input")
+        series.count("prefill_effective_tokens", body.extend, own, mode="input")
         for source in HIT_SOURCES:
-            self.series.count("prefill_effective_tokens", found if source == "device_hit" else 0, mode=source)
-        self._hits.append((event.t, found, found + body.extend))
+            hit = found if source == "device_hit" else 0
+            series.count("prefill_effective_tokens", hit, own, mode=source)
+        self._here.admitted(event.t, found, found + body.extend)
 
     def _on_planned(self, event: Event, body: BatchPlanned) -> None:
-        by_rid = self._requests.by_rid
+        here, by_rid = self._here, self._requests.by_rid
         waited = [state for rid in body.rids if (state := by_rid.get(rid)) is not None and state.queued_at]
         firsts = [state for state in waited if not state.stats.forward_entry]
         self._requests.planned(event, body)
         if body.mode == "decode":
-            self._decode_tokens = sum(body.prefix_lens) + sum(body.extend_lens)
+            here.decode_tokens = sum(body.prefix_lens) + sum(body.extend_lens)
         for state in firsts:
-            self.series.observe("queue_time_seconds", state.stats.queue_ns / 1e9)
+            self.series.observe("queue_time_seconds", state.stats.queue_ns / 1e9, here.label)
         for state in waited:
-            self._retracted.pop(state.rid, None)
+            here.retracted.pop(state.rid, None)
 
     def _on_batch_finished(self, event: Event, body: BatchFinished) -> None:
-        plan = self._engine.in_flight.get(body.bid)
+        here = self._here
+        plan = here.engine.in_flight.get(body.bid)
         category = plan.mode if plan is not None else "unknown"
         spent = max(0, body.end_ns - body.start_ns)
-        self.series.count("forward_execution_seconds", spent / 1e9, category=category)
-        self._busy.append((event.t, spent))
-        self._graph = body.can_run_cuda_graph
+        self.series.count("forward_execution_seconds", spent / 1e9, here.label, category=category)
+        here.ran(event.t, spent)
+        here.graph = body.can_run_cuda_graph
         kind = "decode" if category == "decode" else "prefill"
-        self.series.count("cuda_graph_passes", 1, mode=f"{kind}_{'cuda_graph' if self._graph else 'none'}")
+        mode = f"{kind}_{'cuda_graph' if here.graph else 'none'}"
+        self.series.count("cuda_graph_passes", 1, here.label, mode=mode)
 
     def _on_sampled(self, event: Event, body: TokensSampled) -> None:
         self._requests.sampled(event, body)
-        self._decoded.append((event.t, len(body.rids)))
-        self.series.count("realtime_tokens", len(body.rids), mode="decode")
+        self._here.sampled(event.t, len(body.rids))
+        self.series.count("realtime_tokens", len(body.rids), self._here.label, mode="decode")
 
     def _on_retracted(self, event: Event, body: RequestRetracted) -> None:
         self._requests.retracted(event, body)
-        self._retracted[body.rid] = None
-        self.series.count("num_retracted_requests", 1)
-        self.series.count("num_retracted_input_tokens", self._requests.of(body.rid).prompt_tokens or 0)
-        self.series.count("num_retracted_output_tokens", body.output_tokens)
+        self._here.retracted[body.rid] = None
+        series, own = self.series, self._here.label
+        series.count("num_retracted_requests", 1, own)
+        series.count("num_retracted_input_tokens", self._requests.of(body.rid).prompt_tokens or 0, own)
+        series.count("num_retracted_output_tokens", body.output_tokens, own)
 
     def _on_returned(self, event: Event, body: PoolReturned) -> None:
         if body.why == "evict":
-            self.series.count("evicted_tokens", len(body.slots) // SLOT_BYTES)
+            self.series.count("evicted_tokens", len(body.slots) // SLOT_BYTES, self._here.label)
 
     # ------------------------------------------------------------ tokenizer manager and http
 
@@ -258,18 +293,22 @@ class Metrics:
             series.observe("request_time_per_output_token_seconds", each, labels)
         if body.reason == "abort":
             series.count("num_aborted_requests", 1, labels)
+        home = self._homes.get(body.rid, NONE)
         for stage in stages(state.stats):
-            series.observe("per_stage_req_latency_seconds", stage.duration_ns / 1e9, stage=stage.name)
+            series.observe("per_stage_req_latency_seconds", stage.duration_ns / 1e9, home, stage=stage.name)
         self._forget(body.rid)
 
     def _on_aborted(self, event: Event, body: RequestAborted) -> None:
         if body.rid in self._requests.by_rid:
             self._requests.aborted(event, body)
+        if self._side is not None:
+            self._side.aborted(body)
         if body.where == "grammar":
-            self.series.count("num_grammar_aborted", 1)
-            late = body.reason is Reason.GRAMMAR and body.rid in self._compiling
-            self.series.count("num_grammar_timeout", int(late))
-            self._compiling.pop(body.rid, None)
+            series, here = self.series, self._here
+            series.count("num_grammar_aborted", 1, here.label)
+            late = body.reason is Reason.GRAMMAR and body.rid in here.compiling
+            series.count("num_grammar_timeout", int(late), here.label)
+            here.compiling.pop(body.rid, None)
 
     def _on_received(self, event: Event, body: RequestReceived) -> None:
         self._requests.received(event, body)
@@ -302,65 +341,14 @@ class Metrics:
         self._requests.probes.pop(rid, None)
         self._requests.doubles.pop(rid, None)
         self._last_token.pop(rid, None)
-        self._retracted.pop(rid, None)
-
-    # ------------------------------------------------------------ gauges
-
-    def _set_gauges(self) -> None:
-        engine, ledger = self._engine, self._engine.ledger
-        used = ledger.protected + ledger.private_total
-        values: dict[str, float] = {
-            "num_running_reqs": len(engine.running),
-            "num_queue_reqs": len(engine.waiting),
-            "num_grammar_queue_reqs": len(self._compiling),
-            "num_paused_reqs": self._paused,
-            "num_streaming_sessions": len(self._streaming),
-            "num_retracted_reqs": len(self._retracted),
-            "gen_throughput": self._throughput(),
-            "cache_hit_rate": self._hit_rate(),
-            "decode_sum_seq_lens": self._decode_tokens if engine.running else 0,
-            "new_token_ratio": engine.ratio,
-            "fwd_occupancy": self._occupancy(),
-            "is_cuda_graph": self._graph,
-            "token_usage": used / ledger.total if ledger.total else 0.0,
-            "full_token_usage": used / ledger.total if ledger.total else 0.0,
-            "num_used_tokens": used,
-            "kv_available_tokens": ledger.free,
-            "kv_evictable_tokens": ledger.evictable,
-            "kv_used_tokens": used,
-            "max_total_num_tokens": ledger.total,
-            "page_size": ledger.page_size,
-            "num_pages": ledger.total // ledger.page_size,
-            "context_len": engine.configured.context_len if engine.configured else 0,
-        }
-        for name, value in values.items():
-            self.series.set(name, value)
-
-    def _throughput(self) -> float:
-        now = self._engine.t
-        while self._decoded and self._decoded[0][0] < now - RATE_WINDOW_NS:
-            self._decoded.popleft()
-        if not self._decoded or now - self._decoded[-1][0] > QUIET_NS:
-            return 0.0
-        span = max(now - self._decoded[0][0], 1)
-        return sum(count for _, count in self._decoded) / (span / 1e9)
-
-    def _occupancy(self) -> float:
-        now = self._engine.t
-        while self._busy and self._busy[0][0] < now - RATE_WINDOW_NS:
-            self._busy.popleft()
-        if not self._busy:
-            return 0.0
-        first_t, first_ns = self._busy[0]
-        span = max(now - first_t + first_ns, 1)
-        return min(100.0, 100 * sum(spent for _, spent in self._busy) / span)
-
-    def _hit_rate(self) -> float:
-        while self._hits and self._hits[0][0] < self._engine.t - HIT_WINDOW_NS:
-            self._hits.popleft()
-        total = sum(tokens for *_, tokens in self._hits)
-        return sum(cached for _, cached, _ in self._hits) / total if total else 0.0
+        self._homes.pop(rid, None)
+        for state in self._ranks.values():
+            state.retracted.pop(rid, None)
 
 
 def _flag(state: RequestState) -> str:
     return "true" if state.stream else "false"
+
+
+def _of_a_scheduler(event: Event) -> bool:
+    return event.component == SCHEDULER or rank_of(event.component) is not None

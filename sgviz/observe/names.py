@@ -1,6 +1,7 @@
 """Every metric of `/metrics`: name, type, labels and buckets, and which of SGLang's are not here and why (facts 19).
 
-Mirrors the declarations in SGLang's metrics collectors. Simplified: one rank of each kind, no priority label.
+Mirrors the declarations in SGLang's metrics collectors. Simplified: one tensor and pipeline rank, no
+priority label.
 
 Imports: standard library only.
 """
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 SCHEDULER = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 TOKENIZER = {"engine_type": "unified"}
+DP_RANK = "dp_rank"  # a further label of a scheduler's metrics where there are several schedulers
+OF_ALL = frozenset({"trace_dropped_events"})  # a scheduler's metrics without it
 HIT_SOURCES = ("device_hit", "host_hit", "storage_hit")
 
 TTFT_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -28,6 +31,9 @@ TOKENS = (
     100, 300, 500, 700, 1000, 1500, 2000, *range(3000, 10_001, 1000), *range(12_500, 30_001, 2500), 35_000,
     40_000, 60_000, 80_000, 100_000, 200_000, 300_000, 400_000, 600_000, 800_000, 1_000_000, 1_100_000,
 )  # fmt: skip
+WAIT_MS = tuple(0.1 * 2.0**k for k in range(21))
+SIZE_MB = tuple(0.01 * 2.0**k for k in range(21))
+SPEED_GB_S = tuple(0.001 * 2.0**k for k in range(18))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,28 @@ HISTOGRAMS = {
     "queue_time_seconds": Named("In the waiting queue, up to the first batch.", (), QUEUE_S),
     "per_stage_req_latency_seconds": Named("Of each stage of a request.", ("stage",), STAGE_S),
 }
+# of a server of one side only
+SIDE_GAUGES = {
+    "num_prefill_bootstrap_queue_reqs": Named("Requests that wait for their decode server."),
+    "num_prefill_inflight_queue_reqs": Named("Requests whose prompt is computed and not all of it sent."),
+    "num_decode_prealloc_queue_reqs": Named("Requests that look for their prefill server or wait for room."),
+    "num_decode_transfer_queue_reqs": Named("Requests whose KV is awaited."),
+}
+SIDE_COUNTERS = {
+    "num_bootstrap_failed_reqs": Named("Requests that failed before any of their KV could travel."),
+    "num_transfer_failed_reqs": Named("Requests whose transfer failed."),
+}
+SIDE_HISTOGRAMS = {
+    "kv_transfer_bootstrap_ms": Named(
+        "From a request's arrival until both sides found each other.", (), WAIT_MS
+    ),
+    "kv_transfer_alloc_ms": Named("From there until the decode side had room.", (), WAIT_MS),
+    "kv_transfer_latency_ms": Named(
+        "From the first piece sent to the last in place or confirmed.", (), WAIT_MS
+    ),
+    "kv_transfer_total_mb": Named("Of a transfer, in 1,000,000 bytes.", (), SIZE_MB),
+    "kv_transfer_speed_gb_s": Named("Of a transfer, in 1,000,000,000 bytes a second.", (), SPEED_GB_S),
+}
 HTTP_COUNTERS = {
     "http_requests": Named("Requests to this port, of every kind.", ("endpoint", "method")),
     "http_responses": Named(
@@ -141,10 +169,13 @@ ABSENT = (
         "max_total_num_tokens_swa, eplb_*",
     ),
     (
-        "There is one rank, which prefills and decodes at once",
-        "num_prefill_*, num_decode_*, pending_prealloc_token_usage, prealloc_*_token_usage, "
-        "num_bootstrap_failed_reqs_total, num_transfer_failed_reqs_total, decode_deferred_kv_release_*, "
-        "kv_transfer_*, dp_*, prefill_delayer_*, encoder_*",
+        "KV goes from pool to pool at once, the router tries a failed prefill again, and ranks do not run in step",
+        "num_prefill_retries_total, num_decode_host_receive_*, num_decode_deferred_kv_release_reqs, "
+        "decode_deferred_kv_release_*, pending_prealloc_token_usage, prealloc_*_token_usage, dp_*, prefill_delayer_*",
+    ),
+    (
+        "There is no encoder server",
+        "encoder_*",
     ),
     (
         "No event measures it",

@@ -17,6 +17,9 @@ from sgviz.observe.names import (
     HTTP_COUNTERS,
     HTTP_GAUGES,
     SCHEDULER,
+    SIDE_COUNTERS,
+    SIDE_GAUGES,
+    SIDE_HISTOGRAMS,
     TM_COUNTERS,
     TM_HISTOGRAMS,
     TOKENIZER,
@@ -36,7 +39,15 @@ With `--tokenizer-metrics-allowed-custom-labels team,app` a request may bring la
 `x-custom-labels: {"team": "search"}` (another name: `--tokenizer-metrics-custom-labels-header`). They are on all
 metrics that are marked *custom*, empty where a request brought none. What is not allowed, or no text or number, is
 left out; a header that is no JSON object is ignored: measuring must not fail a request.
+
+With `--dp-size` above 1 what each scheduler has of its own (all that has a `tp_rank`, but the events lost) has a label
+`dp_rank` as well; requests are counted together.
 """
+SIDE_HEAD = """
+Of a server that only prefills or only decodes (its label `engine_type` says so instead of *unified*):
+
+| name | type | labels | meaning |
+|---|---|---|---|"""
 ABSENT_HEAD = """
 ## Not here
 
@@ -55,6 +66,8 @@ def page() -> str:
     lines += _rows(COUNTERS, "counter", scheduler) + _rows(HISTOGRAMS, "histogram", scheduler)
     lines += _rows(TM_COUNTERS, "counter", tokenizer) + _rows(TM_HISTOGRAMS, "histogram", tokenizer)
     lines += _rows(HTTP_COUNTERS, "counter", ()) + _rows(HTTP_GAUGES, "gauge", ())
+    lines += [SIDE_HEAD, *_rows(SIDE_GAUGES, "gauge", scheduler), *_rows(SIDE_COUNTERS, "counter", scheduler)]
+    lines += _rows(SIDE_HISTOGRAMS, "histogram", scheduler)
     absent = "\n".join(f"| {why} | {names} |" for why, names in ABSENT)
     return "\n".join(lines) + "\n" + ABSENT_HEAD + absent.replace("*", "\\*") + "\n"
 

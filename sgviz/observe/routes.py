@@ -2,7 +2,8 @@
 
 `/sgviz/events` is SSE: each message has the number of its last event as id and a JSON array of events as data,
 so that `Last-Event-ID` (or `?seq=`) goes on where a reader stopped. With `?what=dashboard,kv,...` the data are views,
-folded here: what the page `/viz` draws. `/sgviz/*` takes the admin key if one is set.
+folded here: what the page `/viz` draws. Of several data parallel ranks `?rank=` says whose state or views; events are
+of all. `/sgviz/*` takes the admin key if one is set.
 Mirrors SGLang's `/metrics`; it has nothing like the other two.
 Imports: events, recording, serving.
 """
@@ -19,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from sgviz.errors import BadRequest
 from sgviz.events import RingSink
 from sgviz.observe.http_counts import HttpCounts
-from sgviz.observe.live import ViewDesk, view_stream
+from sgviz.observe.live import ViewDesk, is_over, rank_of_query, view_stream
 from sgviz.observe.metrics import Metrics
 from sgviz.recording import Recording
 from sgviz.serving.auth import AccessRules, AuthLevel
@@ -48,10 +49,10 @@ def observe_mount(
         custom_labels: labels that requests may bring by header.
         also_counted: gets the counters of HTTP requests, for those that come in elsewhere.
     """
-    measured = Metrics(model_name, custom_labels)
+    live = recording()
+    measured = Metrics(model_name, custom_labels, live.named_ranks, _side_of(live))
     scrapes, counts = _Scrapes(ring, measured), HttpCounts(measured.series.registry)
     also_counted(counts)
-    live = recording()
     lock = asyncio.Lock()
 
     async def metrics() -> Response:
@@ -71,7 +72,7 @@ def observe_mount(
 
     async def state(request: Request) -> Response:
         seq = request.query_params.get("seq")
-        body = await desk.state(desk.total if seq is None else _number(seq))
+        body = await desk.state(None if seq is None else _number(seq), rank_of_query(request))
         return Response(body, media_type="application/json")
 
     async def header() -> Response:
@@ -90,6 +91,12 @@ def observe_mount(
             app.add_api_route(path, handler, methods=["GET"], response_model=None)
 
     return mount
+
+
+def _side_of(live: Recording) -> str:
+    """Prefill or decode, of a server of one side; else empty."""
+    mode = live.header.settings.get("disaggregation_mode")
+    return mode if isinstance(mode, str) and mode in ("prefill", "decode") else ""
 
 
 class _Scrapes:
@@ -115,9 +122,9 @@ def _number(text: str) -> int:
 
 
 async def _events(ring: RingSink, start: int, request: Request) -> AsyncIterator[bytes]:
-    """Messages from event number `start` on, for ever."""
+    """Messages from event number `start` on, until the reader or the server leaves."""
     quiet = 0.0
-    while not await request.is_disconnected():
+    while not await is_over(request):
         first, events = ring.since(start, PAGE)
         if events:
             start, quiet = first + len(events), 0.0

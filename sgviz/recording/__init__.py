@@ -12,6 +12,8 @@ from sgviz.recording.fold import BatchState, Folded, KvRow, State, fold
 from sgviz.recording.journey import TypeStep
 from sgviz.recording.ledger import Ledger
 from sgviz.recording.moment import Moment, TreeNodeState
+from sgviz.recording.pair_clock import ClockFit
+from sgviz.recording.pairing import PairAudit, PairedRecording, load_pair
 from sgviz.recording.recording import Recording, load
 from sgviz.recording.requests import Phase, PhaseName, RequestState
 from sgviz.recording.sink import FileSink
@@ -22,6 +24,7 @@ __all__ = [
     "BatchState",
     "Cause",
     "ClockAnchor",
+    "ClockFit",
     "Diff",
     "Difference",
     "EngineFold",
@@ -34,6 +37,8 @@ __all__ = [
     "KvRow",
     "Ledger",
     "Moment",
+    "PairAudit",
+    "PairedRecording",
     "Part",
     "Phase",
     "PhaseName",
@@ -45,4 +50,5 @@ __all__ = [
     "UnknownEvent",
     "fold",
     "load",
+    "load_pair",
 ]  # fmt: skip

@@ -14,8 +14,15 @@ from typing import Any
 
 from sgviz.events.schema import (
     CacheFlushed,
+    DisaggBootstrapped,
+    DisaggPreallocated,
+    DisaggQueued,
+    DisaggTransferred,
+    DpRankChanged,
     EngineConfigured,
     Event,
+    KvReceived,
+    KvSent,
     LimitsChanged,
     LoopIdle,
     OutputStreamed,
@@ -36,6 +43,8 @@ from sgviz.events.schema import (
     TreeSplit,
 )
 from sgviz.recording.books import Books, Finding
+
+SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,7 @@ class Auditor:
 
     def __init__(self, configured: EngineConfigured | None = None) -> None:
         self._books = books = Books()
+        transfers = books.transfers
         if configured is not None:
             books.configure(configured)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -81,7 +91,9 @@ class Auditor:
             RowReturned: books.row_returned, QueueEntered: books.entered, OutputStreamed: books.streamed,
             RequestAborted: books.aborted, RequestFinished: books.finished_at_tm, LoopIdle: books.idle,
             LimitsChanged: books.shrunk, RequestReceived: books.ends.received, RequestTokenized: books.went_on,
-            RequestDispatched: books.went_on,
+            RequestDispatched: books.went_on, DpRankChanged: books.rank_changed, DisaggQueued: books.disagg_queued,
+            DisaggBootstrapped: transfers.bootstrapped, DisaggPreallocated: transfers.preallocated,
+            DisaggTransferred: transfers.transferred, KvSent: transfers.sent, KvReceived: transfers.received,
         }  # fmt: skip
         self._last_seq: dict[str, int] = {}
         self._total = self._audited = 0
@@ -95,6 +107,9 @@ class Auditor:
             self._lost = self._lost or gap or isinstance(event.body, TraceDropped)
             self._last_seq[event.component] = event.seq
             if self._lost:
+                continue
+            if self._books.gone and event.component == SCHEDULER:
+                self._audited += 1  # the last words of a scheduler that was given up
                 continue
             self._audited += 1
             handler = self._handlers.get(type(event.body))

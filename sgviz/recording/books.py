@@ -1,6 +1,6 @@
 """The accounts of the audit: who owns each slot, row and lock, and which rule an event breaks.
 
-Imports: events, recording.ends, recording.engine_fold, numpy.
+Imports: events, recording (ends, engine_fold, transfer_books), numpy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from sgviz.events.schema import (
     CacheFlushed,
+    DisaggQueued,
+    DpRankChanged,
     EngineConfigured,
     Event,
     LimitsChanged,
@@ -33,6 +35,7 @@ from sgviz.events.schema import (
 )
 from sgviz.recording.ends import Ends
 from sgviz.recording.engine_fold import ENDS_AT_ONCE
+from sgviz.recording.transfer_books import TransferBooks
 
 Slots = npt.NDArray[np.int64]
 FREE, LEAVING, GONE = "", "(leaving the tree)", "(taken out of the pool)"
@@ -79,7 +82,12 @@ class Books:
         self.live: dict[str, None] = {}
         self.aborting: dict[str, None] = {}
         self.ends = Ends()
+        self.transfers = TransferBooks(self.fault)
+        self.paired: dict[str, None] = {}  # of a prefill or decode server: a copy may outlive them
+        self.draining: dict[str, None] = {}  # such ones that have ended; at the next idle they hold nothing
         self.event: Event | None = None
+        self.gone = False  # the scheduler was lost, and none has come in its place
+        self._sizes: EngineConfigured | None = None
 
     def fault(self, rule: str, detail: str) -> None:
         event = self.event
@@ -87,6 +95,7 @@ class Books:
             self.findings.append(Finding(event.t, event.component, event.seq, event.kind, rule, detail))
 
     def configure(self, body: EngineConfigured) -> None:
+        self._sizes = body
         self.page, self.total, self.free = (
             max(1, body.page_size),
             body.max_total_num_tokens,
@@ -95,6 +104,13 @@ class Books:
         self.size = self.total
         self.owner = np.full(self.total + 2 * self.page, FREE, dtype=object)
         self.nodes, self.locks, self.rows, self.sized = {}, {}, {}, True
+
+    def rank_changed(self, body: DpRankChanged) -> None:
+        """What a lost scheduler had is nobody's any more, and its requests end with it; a new one has nothing."""
+        self.gone = not body.active
+        self.live, self.aborting, self.locks, self.rows, self.nodes = {}, {}, {}, {}, {}
+        if self._sizes is not None:
+            self.configure(self._sizes)
 
     # ------------------------------------------------------------ slots
 
@@ -248,10 +264,18 @@ class Books:
             )
         self.rows.pop(body.row, None)
 
+    def disagg_queued(self, body: DisaggQueued) -> None:
+        """It lives from here on, though the waiting queue comes later."""
+        if body.rid in self.live:
+            self.fault("a rid is alive once", body.rid)
+        self.aborting.pop(body.rid, None)
+        self.live[body.rid] = self.paired[body.rid] = None
+        self.transfers.queued(body)
+
     def entered(self, body: QueueEntered) -> None:
         if body.again and body.rid not in self.live:
             self.fault("only a live request comes back to the queue", body.rid)
-        if not body.again and body.rid in self.live:
+        if not body.again and body.rid in self.live and body.rid not in self.paired:
             self.fault("a rid is alive once", body.rid)
         if not body.again:
             self.aborting.pop(body.rid, None)  # of an earlier request of that name, which ended in the queue
@@ -280,6 +304,13 @@ class Books:
         self._hold_nothing(rid)
 
     def _hold_nothing(self, rid: str) -> None:
+        if rid in self.draining:
+            return
+        if rid in self.paired:
+            del self.paired[rid]
+            self.draining[rid] = None
+            self.transfers.ended(rid)
+            return
         node = next((node for owner, node in self.locks if owner == rid), None)
         if node is not None:
             self.fault("an ended request holds no lock", f"{rid} holds node {node}")
@@ -302,6 +333,9 @@ class Books:
     def idle(self, body: LoopIdle) -> None:
         if self.live:
             self.fault("nobody is alive when the loop is idle", f"{next(iter(self.live))} is")
+        draining, self.draining = self.draining, {}
+        for rid in draining:
+            self._hold_nothing(rid)
         self.balance()
 
     def balance(self) -> None:
@@ -324,7 +358,7 @@ class Books:
 
     def _is_stranger(self, owner: object) -> bool:
         if isinstance(owner, str):
-            return owner not in self.live and owner not in self.aborting
+            return owner not in self.live and owner not in self.aborting and owner not in self.draining
         return owner not in self.nodes
 
 

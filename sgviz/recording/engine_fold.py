@@ -19,6 +19,11 @@ from sgviz.events.schema import (
     BatchPlanned,
     BatchProcessed,
     Body,
+    DisaggBootstrapped,
+    DisaggPreallocated,
+    DisaggQueued,
+    DisaggTransferred,
+    DpRankChanged,
     EngineConfigured,
     Event,
     LimitsChanged,
@@ -31,6 +36,7 @@ from sgviz.events.schema import (
     RequestRetracted,
     RowReturned,
     RowTaken,
+    TokensSampled,
     TraceDropped,
     TreeEvicted,
     TreeInserted,
@@ -39,7 +45,9 @@ from sgviz.events.schema import (
 )
 from sgviz.recording.ledger import Ledger
 
-ENDS_AT_ONCE = frozenset({"waiting", "chunk", "retract"})
+ENDS_AT_ONCE = frozenset({
+    "waiting", "chunk", "retract", "bootstrap", "inflight", "prealloc", "transfer", "ready", "retracted",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ class EngineFold:
         chunked: the rid whose prompt is being cut, if one is. rows: row by rid.
         in_flight: batches planned and not processed, by bid.
         aborting: running rids that end with their next result.
+        apart: on a prefill or decode server the queue beside the waiting one that a rid is in: bootstrap, prealloc,
+            transfer, inflight.
         iteration, t: of the last event. ratio: new_token_ratio as last stated.
         missing: events lost in between, by component. dropped: sum of the `trace.dropped` events.
     """
@@ -75,6 +85,7 @@ class EngineFold:
     rows: dict[str, int] = field(default_factory=dict)
     in_flight: dict[int, BatchPlanned] = field(default_factory=dict)
     aborting: dict[str, None] = field(default_factory=dict)
+    apart: dict[str, str] = field(default_factory=dict)
     iteration: int = 0
     t: int = 0
     ratio: float = 0.0
@@ -108,7 +119,7 @@ class EngineFold:
         """The same state, which goes its own way from here."""
         return EngineFold(
             self.ledger.copy(), list(self.waiting), dict(self.running), self.chunked, dict(self.rows),
-            dict(self.in_flight), dict(self.aborting), self.iteration, self.t, self.ratio, self.idle,
+            dict(self.in_flight), dict(self.aborting), dict(self.apart), self.iteration, self.t, self.ratio, self.idle,
             self.configured, dict(self.missing), self.dropped, list(self.differences), self.kv_changed,
             dict(self._last_seq), set(self._gaps),
         )  # fmt: skip
@@ -155,9 +166,8 @@ class EngineFold:
 
     def _on_aborted(self, event: Event, body: RequestAborted) -> None:
         rid = body.rid
-        if body.where == "waiting":
-            self.waiting = [other for other in self.waiting if other != rid]
         if body.where in ENDS_AT_ONCE:
+            self.waiting = [other for other in self.waiting if other != rid]
             self._end(rid)
         elif body.where == "running" and rid in self.aborting:
             self._end(rid)  # memory ran out before the result that was to end it
@@ -167,8 +177,34 @@ class EngineFold:
     def _end(self, rid: str) -> None:
         self.running.pop(rid, None)
         self.aborting.pop(rid, None)
+        self.apart.pop(rid, None)
         if self.chunked == rid:
             self.chunked = ""
+
+    # ------------------------------------------------------------ the queues of a prefill or decode server
+
+    def _on_disagg_queued(self, event: Event, body: DisaggQueued) -> None:
+        self.idle = False
+        self.apart[body.rid] = "bootstrap"
+
+    def _on_bootstrapped(self, event: Event, body: DisaggBootstrapped) -> None:
+        if body.side == "decode":
+            self.apart[body.rid] = "prealloc"
+        else:  # until its prompt is computed it is a request like any
+            self.apart[body.rid] = ""
+
+    def _on_preallocated(self, event: Event, body: DisaggPreallocated) -> None:
+        self.apart[body.rid] = "transfer"
+
+    def _on_sampled(self, event: Event, body: TokensSampled) -> None:
+        for rid in body.rids if self.apart else ():
+            if self.apart.get(rid) == "":
+                self.apart[rid] = "inflight"
+                self.running.pop(rid, None)
+
+    def _on_transferred(self, event: Event, body: DisaggTransferred) -> None:
+        if body.ok:
+            self.apart.pop(body.rid, None)
 
     def _on_idle(self, event: Event, body: LoopIdle) -> None:
         self.idle = True
@@ -179,6 +215,13 @@ class EngineFold:
         self._on_memory(event, body)
         if self.ledger.exact and not self._same(event, "free", self.ledger.free, body.free):
             self.ledger.exact = False
+
+    def _on_rank(self, event: Event, body: DpRankChanged) -> None:
+        """The scheduler was lost, with all it held; one that comes in its place begins with nothing."""
+        self.waiting, self.running, self.in_flight, self.aborting, self.apart = [], {}, {}, {}, {}
+        self.chunked, self.rows, self.idle = "", {}, True
+        if self.configured is not None:
+            self._on_configured(event, self.configured)
 
     # ------------------------------------------------------------ memory
 
@@ -243,7 +286,13 @@ _HANDLERS: Mapping[type, Callable[[EngineFold, Event, Any], None]] = MappingProx
         BatchProcessed: EngineFold._on_processed,
         RequestRetracted: EngineFold._on_retracted,
         RequestAborted: EngineFold._on_aborted,
+        DisaggQueued: EngineFold._on_disagg_queued,
+        DisaggBootstrapped: EngineFold._on_bootstrapped,
+        DisaggPreallocated: EngineFold._on_preallocated,
+        DisaggTransferred: EngineFold._on_transferred,
+        TokensSampled: EngineFold._on_sampled,
         LoopIdle: EngineFold._on_idle,
+        DpRankChanged: EngineFold._on_rank,
         EngineConfigured: EngineFold._on_configured,
         LimitsChanged: EngineFold._on_limits,
         TraceDropped: EngineFold._on_dropped,

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from sgviz.events.schema import AdmitRefused, Event, RequestAborted
+from sgviz.recording.batch_words import batch_words, of_prompt, others_words
+from sgviz.recording.controller_part import through_controller
 from sgviz.recording.explanation import Cause, Explanation, Part, counted
 from sgviz.recording.fold import BatchState, State
 from sgviz.recording.parked import HeldTimes
@@ -23,6 +25,8 @@ from sgviz.recording.refusals import Refusal, refusal_of, refusal_words
 from sgviz.recording.requests import RequestState
 from sgviz.recording.standings import Standings, Stay
 from sgviz.recording.timeline import Doing, Timeline, timeline
+from sgviz.recording.transfer_words import laid_over, transfer_parts
+from sgviz.recording.transfers import Transfers, TransferState
 
 HOST: dict[int, Cause] = {
     Doing.LOOP: Cause.LOOP,
@@ -30,7 +34,6 @@ HOST: dict[int, Cause] = {
     Doing.PROCESS: Cause.PROCESSING,
     Doing.HANDOVER: Cause.HANDOVER,
 }
-NAMED = 5  # requests named in a detail; the rest is counted
 
 
 class Explainer:
@@ -40,6 +43,7 @@ class Explainer:
         self._state = state
         self._t_end = t_end
         self.standings = Standings().read(events)
+        self.transfers = Transfers(state.configured).read(events)
         self._held = HeldTimes(*self.standings.held)
         self._line: Timeline | None = None
         self._words: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
@@ -73,10 +77,19 @@ class Explainer:
         life = self._life_of(request)
         start, end = _bounds(request, life, self._t_end)
         parts: Iterable[Part] = _whole(self._parts(request, life, start, end), start, end)
+        parts = laid_over(parts, self._transfer(life), start, end)
         reached = bool(life.stats.api_server_dispatch or life.stats.scheduler_recv)
         parts = self._held.over(parts, reached=reached)
         done, refused = _is_done(request, life), refusal_words(request.status, self._refused(life))
         return Explanation(request.rid, end - start, tuple(parts), done=done, refused=refused)
+
+    def transfer(self, life: RequestState) -> TransferState | None:
+        """Its transfer, on a prefill or decode server."""
+        return self.transfers.of(_plain(life.rid), life.stats.created, life.end) if life.side else None
+
+    def _transfer(self, life: RequestState) -> list[Part]:
+        state = self.transfer(life)
+        return list(transfer_parts(self.transfers, state, self._t_end)) if state is not None else []
 
     def waiting_part(self, request: RequestState, t: int) -> tuple[int, Part] | None:
         """Since when `request` waits in the queue at `t`, and what for; None when it does not."""
@@ -96,7 +109,7 @@ class Explainer:
 
     def _parts(self, request: RequestState, life: RequestState, start: int, end: int) -> Iterator[Part]:
         """All intervals in order; `_whole` cuts overlaps and fills gaps."""
-        yield from self._before(life, start)
+        yield from through_controller(self._before(life, start), life)
         yield from self._in_scheduler(life, end)
         yield from self._after(request, life, end)
 
@@ -219,7 +232,7 @@ class Explainer:
             return self._own_piece(life, stay, start, end, batch)
         key = (bid, 1)
         if key not in self._words:
-            self._words[key] = _others_words(batch)
+            self._words[key] = others_words(batch)
         blockers, detail = self._words[key]
         cause = Cause.DEVICE_BUSY if batch.plan.mode == "decode" else Cause.STALLED_BY_PREFILL
         return Part(start, end - start, cause, blockers, detail, bid)
@@ -236,14 +249,14 @@ class Explainer:
             return Part(start, end - start, Cause.DECODE_BESIDE_PREFILL, blockers, self._mates(batch), bid)
         cause = Cause.RECOMPUTE if stay.retracted else Cause.PREFILL
         detail = (
-            f"tokens {prefix} to {prefix + extend}{_of_prompt(life, prefix + extend)}; {self._mates(batch)}"
+            f"tokens {prefix} to {prefix + extend}{of_prompt(life, prefix + extend)}; {self._mates(batch)}"
         )
         return Part(start, end - start, cause, (), detail, bid)
 
     def _mates(self, batch: BatchState) -> str:
         key = (batch.plan.bid, 0)
         if key not in self._words:
-            self._words[key] = (), _batch_words(batch)
+            self._words[key] = (), batch_words(batch)
         return self._words[key][1]
 
     # ------------------------------------------------------------ after the scheduler
@@ -348,34 +361,6 @@ def _whole(parts: Iterable[Part], start: int, end: int) -> Iterator[Part]:
         last = until
     if last < end:
         yield Part(last, end - last, Cause.UNEXPLAINED)
-
-
-def _of_prompt(life: RequestState, end: int) -> str:
-    total = life.prompt_tokens or 0
-    return f" of {total}" if end <= total else f" ({total} of the prompt)"
-
-
-def _batch_words(batch: BatchState) -> str:
-    plan = batch.plan
-    return f"batch #{plan.bid}, {plan.mode}, {counted(len(plan.rids), 'request')}: {_named(plan.rids)}"
-
-
-def _others_words(batch: BatchState) -> tuple[tuple[str, ...], str]:
-    """Who runs in a batch of others, those with a prompt first, and what."""
-    plan = batch.plan
-    if plan.mode == "decode":
-        return plan.rids, f"without it: {_batch_words(batch)}"
-    prompts = tuple(rid for rid, extend in zip(plan.rids, plan.extend_lens) if extend > 1) or plan.rids
-    tokens = sum(plan.extend_lens)
-    return (
-        prompts,
-        f"batch #{plan.bid} computes prompts ({counted(tokens, 'new token')}) of {_named(prompts)}",
-    )
-
-
-def _named(rids: Sequence[str]) -> str:
-    rest = len(rids) - NAMED
-    return ", ".join(rids[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _overlaid(parts: Iterable[Part], refusals: Sequence[tuple[int, AdmitRefused]]) -> Iterator[Part]:

@@ -33,6 +33,7 @@ def explanation_text(explanation: Explanation, width: int = 110) -> str:
 
 def _stretch_lines(part: Part, origin: int, width: int) -> list[str]:
     head = f"  {(part.start_ns - origin) / 1e6:>10.3f}  {_ms(part.duration_ns):>12}  {part.cause:<22} "
+    head += f"{part.side:<9} " if part.side else ""
     words = part.detail or MEANINGS[part.cause]
     return textwrap.wrap(
         words, max(width, len(head) + 30), initial_indent=head, subsequent_indent=" " * len(head)

@@ -21,8 +21,12 @@ class Cause(StrEnum):
     CONVERT = "convert"
     TOKENIZE = "tokenize"
     DISPATCH = "dispatch"
+    CONTROLLER = "controller"
     INBOX = "inbox"
     INTAKE = "intake"
+    BOOTSTRAP = "bootstrap"
+    PREALLOC = "prealloc"
+    AWAITS_KV = "awaits_kv"
     PLANNING = "planning"
     KV = "kv"
     ROWS = "rows"
@@ -47,6 +51,7 @@ class Cause(StrEnum):
     DECODE_BESIDE_PREFILL = "decode_beside_prefill"
     STALLED_BY_PREFILL = "stalled_by_prefill"
     DEVICE_BUSY = "device_busy"
+    TRANSFER = "transfer"
     HANDOVER = "handover"
     PROCESSING = "processing"
     LOOP = "loop"
@@ -56,6 +61,7 @@ class Cause(StrEnum):
     RESPOND = "respond"
     CLIENT = "client"
     CHILDREN = "children"
+    ROUTE = "route"
     UNEXPLAINED = "unexplained"
 
 
@@ -63,8 +69,12 @@ MEANINGS: dict[Cause, str] = {
     Cause.CONVERT: "the HTTP body is checked and turned into an engine request",
     Cause.TOKENIZE: "text becomes token ids",
     Cause.DISPATCH: "the tokenized request is put into the scheduler's socket",
+    Cause.CONTROLLER: "the data parallel controller chooses a rank",
     Cause.INBOX: "it lies in the scheduler's inbox until the loop's next turn",
     Cause.INTAKE: "the scheduler makes a Req of it",
+    Cause.BOOTSTRAP: "the prefill and the decode server find each other",
+    Cause.PREALLOC: "room for its KV is awaited on the decode server",
+    Cause.AWAITS_KV: "the decode server has room, and the prefill server has not begun to send",
     Cause.PLANNING: "it waits for the planning of this turn",
     Cause.KV: "too few KV tokens",
     Cause.ROWS: "no row for a further request",
@@ -89,6 +99,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.DECODE_BESIDE_PREFILL: "one token is computed in a batch that also computes prompts",
     Cause.STALLED_BY_PREFILL: "the device computes the prompts of others",
     Cause.DEVICE_BUSY: "the device runs a batch without it",
+    Cause.TRANSFER: "its KV travels from the prefill to the decode server",
     Cause.HANDOVER: "a batch is on its way to the device, or its result back",
     Cause.PROCESSING: "a result is put into the requests",
     Cause.LOOP: "the scheduler sends output, takes in messages and begins its next turn",
@@ -98,6 +109,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.RESPOND: "the answer is put into HTTP (one of several answers waits here for the others)",
     Cause.CLIENT: "the client takes the rest of the answer",
     Cause.CHILDREN: "it is done and waits for the other samples or prompts of its answer",
+    Cause.ROUTE: "the router passes it on",
     Cause.UNEXPLAINED: "no event explains it",
 }
 
@@ -115,7 +127,8 @@ STEPS = frozenset({
 class Part(msgspec.Struct, frozen=True, gc=False):
     """One interval: `start_ns` (monotonic), `duration_ns`, its `cause`, and the rids that it waited for.
 
-    `detail` names numbers and holders in words; `bid` is the batch it has to do with (0: none).
+    `detail` names numbers and holders in words; `bid` is the batch it has to do with (0: none). `side`: where it was
+    spent, if two servers were recorded: router, prefill, decode or transfer.
     """
 
     start_ns: int
@@ -124,6 +137,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     blockers: tuple[str, ...] = ()
     detail: str = ""
     bid: int = 0
+    side: str = ""
 
     @property
     def end_ns(self) -> int:
@@ -196,8 +210,12 @@ def plain_ms(ns: int) -> str:
 def _joined(parts: Iterable[Part]) -> Iterable[Part]:
     run: list[Part] = []
     for part in parts:
-        if part.cause in STEPS:
+        if part.cause in STEPS and (not run or run[-1].side == part.side):
             run.append(part)
+            continue
+        if part.cause in STEPS:
+            yield from _stretch(run)
+            run = [part]
             continue
         yield from _stretch(run)
         run = []
@@ -219,4 +237,4 @@ def _stretch(run: list[Part]) -> Iterable[Part]:
     )
     total = sum(sums.values())
     detail = f"{counted(steps, 'decode step')}: {spent}" if steps else spent
-    yield Part(run[0].start_ns, total, largest, run[0].blockers if not steps else (), detail)
+    yield Part(run[0].start_ns, total, largest, run[0].blockers if not steps else (), detail, 0, run[0].side)

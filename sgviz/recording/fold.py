@@ -21,6 +21,12 @@ from sgviz.events.schema import (
     BatchPlanned,
     BatchProcessed,
     ChunkSent,
+    DisaggBootstrapped,
+    DisaggPreallocated,
+    DisaggQueued,
+    DisaggTransferred,
+    DpChose,
+    DpRankChanged,
     EmbeddingsPooled,
     EngineConfigured,
     Event,
@@ -43,6 +49,7 @@ from sgviz.events.schema import (
     TextEmitted,
     TokensSampled,
 )
+from sgviz.recording import controller_part, disagg_phases
 from sgviz.recording.engine_fold import Difference, EngineFold
 from sgviz.recording.keyframes import KEYFRAME_EVERY, Keyframes
 from sgviz.recording.ledger import Ledger
@@ -196,6 +203,8 @@ _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType
         RequestConverted: lambda state, event, body: state.requests.converted(event, body),
         RequestTokenized: lambda state, event, body: state.requests.tokenized(event, body),
         RequestDispatched: lambda state, event, body: state.requests.dispatched(event, body),
+        DpChose: lambda state, event, body: controller_part.chose(state.requests, event, body),
+        DpRankChanged: lambda state, event, body: controller_part.rank_changed(state.requests, event, body),
         OutputReceived: lambda state, event, body: state.requests.output_received(event, body),
         RequestFinished: lambda state, event, body: state.requests.finished(event, body),
         RequestRefused: lambda state, event, body: state.requests.refused(event, body),
@@ -209,6 +218,14 @@ _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType
         RequestRetracted: lambda state, event, body: state.requests.retracted(event, body),
         OutputStreamed: lambda state, event, body: state.requests.streamed(event, body),
         TextEmitted: lambda state, event, body: state.requests.emitted(event, body),
+        DisaggQueued: lambda state, event, body: disagg_phases.queued(state.requests, event, body),
+        DisaggBootstrapped: lambda state, event, body: disagg_phases.bootstrapped(
+            state.requests, event, body
+        ),
+        DisaggPreallocated: lambda state, event, body: disagg_phases.preallocated(
+            state.requests, event, body
+        ),
+        DisaggTransferred: lambda state, event, body: disagg_phases.transferred(state.requests, event, body),
     }
 )
 

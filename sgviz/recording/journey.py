@@ -17,6 +17,9 @@ from sgviz.events.schema import (
     BatchFinished,
     BatchPlanned,
     ChunkSent,
+    DisaggPreallocated,
+    DisaggQueued,
+    DisaggTransferred,
     EmbeddingsPooled,
     Event,
     OutputStreamed,
@@ -50,7 +53,11 @@ def journey(state: State, request: RequestState) -> list[TypeStep]:
     """The steps reached so far. A body that is a GenerateReqInput already makes one step, not two."""
     origin = request.stats.created or min((event.t for event in request.marks.values()), default=0)
     steps: list[TypeStep] = []
-    for kind, (name, facts) in {**_steps(), **(_EMBEDDING if request.embedding else {})}.items():
+    kinds = {**_steps(), **(_EMBEDDING if request.embedding else {})}
+    if request.side == "prefill":  # there the transfer comes after the forward
+        late = ("disagg.transferred", "output.streamed", "text.emitted", "chunk.sent")
+        kinds |= {kind: kinds.pop(kind) for kind in late}
+    for kind, (name, facts) in kinds.items():
         event = request.marks.get(kind)
         if event is None:
             continue
@@ -92,6 +99,9 @@ def _steps() -> dict[str, tuple[str, Callable[..., Holds]]]:
         "request.converted": ("GenerateReqInput", _converted),
         "request.tokenized": ("TokenizedGenerateReqInput", _tokenized),
         "session.turn": ("Req", _turn),
+        "disagg.queued": ("Req", _awaits_pair),
+        "disagg.preallocated": ("KVReceiver", _preallocated),
+        "disagg.transferred": ("KV transfer", _transferred),
         "queue.entered": ("Req", _queued),
         "batch.planned": ("ScheduleBatch", _planned),
         "batch.finished": ("GenerationBatchResult", _finished),
@@ -163,6 +173,25 @@ def _turn(body: SessionTurn, rid: str, state: State) -> Holds:
     instead = f", instead of {body.forgotten} turns" if body.replace else ""
     context = f"{body.context_tokens} ids of {body.parent}{without}{cut}{instead}"
     return {"session": f"{body.session_id}: {context}, then {body.new_tokens} own"}
+
+
+def _awaits_pair(body: DisaggQueued, rid: str, state: State) -> Holds:
+    return {"side": body.side, "bootstrap_room": str(body.room), "bootstrap server": body.peer}
+
+
+def _preallocated(body: DisaggPreallocated, rid: str, state: State) -> Holds:
+    return {"pages for": f"{body.tokens} tokens", "prefix": f"{body.prefix_len} tokens cached"}
+
+
+def _transferred(body: DisaggTransferred, rid: str, state: State) -> Holds:
+    took = (body.end_ns - body.start_ns) / NS_PER_MS if body.ok and body.start_ns else 0.0
+    facts = {
+        "bytes": f"{body.bytes:,}",
+        "pieces": str(body.pieces),
+        "took": f"{took:.2f} ms",
+        "over": body.backend,
+    }
+    return facts if body.ok else {"failed": body.why, **facts}
 
 
 def _queued(body: QueueEntered, rid: str, state: State) -> Holds:

@@ -8,7 +8,7 @@ Imports: events, recording.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sgviz.events.schema import BatchPlanned
 from sgviz.recording.engine_fold import EngineFold
@@ -39,6 +39,8 @@ class Moment:
             prompt is being cut ("": none). in_flight: batches planned and not processed.
         private: KV tokens by rid that are not the tree's, largest first. rows: row of the pool by rid.
         free, evictable, protected, private_total, total: KV tokens. exact: no event before was lost.
+        apart: by rid the queue beside the waiting one, on a prefill or decode server (bootstrap, prealloc, transfer,
+            inflight).
         tree: nodes, parents before children. tree_exact: the same for the tree.
     """
 
@@ -62,6 +64,7 @@ class Moment:
     tree: tuple[TreeNodeState, ...]
     exact: bool
     tree_exact: bool
+    apart: dict[str, str] = field(default_factory=dict)
 
     @property
     def used(self) -> int:
@@ -99,6 +102,7 @@ def moment(fold: EngineFold, count: int, t0: int) -> Moment:
         tree=tuple(tree_nodes(fold)),
         exact=ledger.exact,
         tree_exact=ledger.tree_known,
+        apart={rid: queue for rid, queue in fold.apart.items() if queue},
     )
 
 

@@ -35,6 +35,7 @@ from sgviz.events.schema import (
     BatchLaunched,
     BatchPlanned,
     BatchProcessed,
+    DisaggQueued,
     Event,
     GenerationContinued,
     GrammarQueued,
@@ -43,7 +44,9 @@ from sgviz.events.schema import (
     OutputStreamed,
     QueueEntered,
     RequestAborted,
+    TokensSampled,
 )
+from sgviz.recording.engine_fold import ENDS_AT_ONCE
 from sgviz.recording.intervals import Interval, Intervals, both, normal, total, without
 
 NS = 1e9
@@ -54,7 +57,7 @@ SAMPLE, COPY = "sample", "copy"  # stages of the device beside the modes of its 
 TURN, TAKEN = "turn", "taken"  # marks that end no stage of their own: a turn begins, a message is in hand
 Until = Literal["auto", "last_arrival", "last_launch"]
 STEADY_SHARE = 0.1  # of the launches must lie before the last arrival for it to end the window
-_ENDS_AT_ONCE = frozenset({"intake", "waiting", "chunk", "retract"})
+_ENDS_AT_ONCE = ENDS_AT_ONCE | {"intake"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,10 @@ class _Reader:
     arrivals: list[int] = field(default_factory=list)
     modes: dict[int, str] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
-    compiling: dict[str, None] = field(default_factory=dict)  # rids that waited for a grammar
+    compiling: dict[str, None] = field(
+        default_factory=dict
+    )  # rids that waited for a grammar or their other side
+    handed: dict[str, None] = field(default_factory=dict)  # rids whose prompt only is computed here
     runnable: list[Interval] = field(default_factory=list)
     missing: int = 0
     last_t: int = 0
@@ -229,6 +235,12 @@ class _Reader:
             self._end(body.finished, event.t)
         elif isinstance(body, OutputStreamed):
             self._mark(event.t, "stream")
+        elif isinstance(body, DisaggQueued):  # its KV, or where that goes, is not known yet
+            self.compiling[body.rid] = None
+            if body.side == "prefill":
+                self.handed[body.rid] = None
+        elif isinstance(body, TokensSampled) and self.handed:
+            self._end([rid for rid in body.rids if self.handed.pop(rid, self) is None], event.t)
         elif isinstance(body, GrammarQueued):
             self.compiling[body.rid] = None
         elif isinstance(body, QueueEntered):

@@ -19,8 +19,8 @@ from sgviz.recording.explanation import WAITS, Cause, Part
 
 # what only a scheduler that goes on could have ended
 HELD = WAITS | {
-    Cause.INBOX, Cause.INTAKE, Cause.SCHEDULING, Cause.HANDOVER, Cause.PROCESSING, Cause.LOOP, Cause.SEND,
-    Cause.UNEXPLAINED,
+    Cause.CONTROLLER, Cause.INBOX, Cause.INTAKE, Cause.BOOTSTRAP, Cause.PREALLOC, Cause.SCHEDULING, Cause.HANDOVER,
+    Cause.PROCESSING, Cause.LOOP, Cause.SEND, Cause.UNEXPLAINED,
 }  # fmt: skip
 # what only planning could have ended; the scheduler takes in messages, and grammars are compiled
 NOT_PLANNED = (WAITS - {Cause.GRAMMAR, Cause.PARKED}) | {

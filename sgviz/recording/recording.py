@@ -27,12 +27,16 @@ from sgviz.recording.explanation import Explanation
 from sgviz.recording.export import export
 from sgviz.recording.journey import TypeStep, journey
 from sgviz.recording.moment import Moment, moment
+from sgviz.recording.ranked_source import RankedSource
 from sgviz.recording.requests import RequestState
 from sgviz.recording.sessions import sessions_table
-from sgviz.recording.source import Source
 from sgviz.recording.store import Progress, read
 from sgviz.recording.waits import kv_owners_table, waits_table, why_not_running
 
+# what each scheduler has of its own; such a table has a column `dp_rank`
+BY_RANK = frozenset({
+    "requests", "iterations", "batches", "kv", "kv_owners", "decisions", "tokens", "sessions", "waits",
+})  # fmt: skip
 LISTED = 8  # requests named when several are meant
 
 
@@ -53,7 +57,7 @@ def load(path: str | os.PathLike[str], progress: Progress | None = None) -> Reco
     return rec
 
 
-class Recording(Source):
+class Recording(RankedSource):
     """What happened, as tables, explanations and moments; `Source` says where the events come from."""
 
     def __repr__(self) -> str:
@@ -63,7 +67,7 @@ class Recording(Source):
     @property
     def fault(self) -> str:
         """Why no events come from a server that is followed; empty while they do, and of all other recordings."""
-        return ""
+        return self._whole.fault if isinstance(self._whole, Recording) else ""
 
     @property
     def rids(self) -> list[str]:
@@ -82,7 +86,7 @@ class Recording(Source):
         """
         self.refresh()
         known = self._requests()
-        found = known.get(rid) or self._state.requests.probes.get(rid)
+        found = known.get(rid) or self._probe(rid)
         if found is not None:
             return found
         fitting = _fitting(rid, known)
@@ -95,6 +99,16 @@ class Recording(Source):
             )
         hint = suggest(rid, known) if isinstance(rid, str) else "; a request is named by its rid, a string"
         raise NotFound(f"no request {rid!r} among the {len(known)} recorded{hint}")
+
+    def rank_with(self, rid: str) -> int | None:
+        """The data parallel rank that had the request (None: it was refused before one was chosen); 0 of one scheduler.
+
+        Raises:
+            NotFound: as of `request`.
+        """
+        request, many = self.request(rid), self._many()
+        rank = 0 if many is None else many.home(request).rank_number
+        return rank if rank >= 0 else None
 
     # ------------------------------------------------------------ tables
 
@@ -170,7 +184,10 @@ class Recording(Source):
 
     def journey(self, rid: str) -> list[TypeStep]:
         """The types that carried the request, from the HTTP body to the first text sent."""
-        return journey(self._state_now(), self.request(rid))
+        request = self.request(rid)
+        if (many := self._many()) is not None:
+            return many.home(request).journey(request.rid)
+        return journey(self._state_now(), request)
 
     def time_stats(self, rid: str) -> TimeStats:
         """The stamps of the request (monotonic ns), under the names the engine uses."""
@@ -189,6 +206,8 @@ class Recording(Source):
             NotFound: the recording has no such rid.
         """
         request = self.request(rid)
+        if (many := self._many()) is not None:
+            return many.home(request).explainer().explain(request)
         return self.explainer().explain(request)
 
     def explainer(self) -> Explainer:
@@ -204,6 +223,8 @@ class Recording(Source):
         Args:
             at: ms since the first event; None (and no `iteration`): now, the end of the recording.
         """
+        if (many := self._many()) is not None:
+            return many.why_not_running(at, iteration)
         moment = self.at(iteration=iteration, time=at)
         return why_not_running(self.explainer(), moment, self._requests(), self.t0)
 
@@ -237,8 +258,8 @@ class Recording(Source):
 
     def audit(self) -> AuditReport:
         """Balance the books from the events alone; a finding names the event that breaks them."""
-        self.refresh()
-        return audit(self._events, self.header.configured)
+        many = self._many()
+        return audit(self._events, self.header.configured) if many is None else many.audit()
 
     def diff(self, other: Recording) -> Diff:
         """This run compared with another of the same workload, request by request; see `diff.Diff`."""
@@ -258,9 +279,14 @@ class Recording(Source):
     # ------------------------------------------------------------ inside
 
     def _table(self, name: str, build: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        self.refresh()
+        many = self._many()
         if name not in self._tables:
-            self._tables[name] = build()
+            self._tables[name] = many.table(name) if many and name in BY_RANK else build()
+            if name in BY_RANK and many is None:
+                self._tables[name]["dp_rank"] = pd.array(
+                    [self.rank_number if self.rank_number >= 0 else None] * len(self._tables[name]),
+                    dtype="Int64",
+                )
         return self._tables[name].copy()
 
 

@@ -35,9 +35,9 @@ class RemoteRecording(Recording):
 
     link: Remote
 
-    def state(self, seq: int | None = None) -> dict[str, Any]:
-        """The state after `seq` events as the server folds it (None: now)."""
-        return self.link.state(seq)
+    def state(self, seq: int | None = None, rank: int = 0) -> dict[str, Any]:
+        """The state of a rank's scheduler after `seq` events of all, as the server folds it (None: now)."""
+        return self.link.state(seq, rank)
 
     def wait_for(self, count: int, timeout: float = 10.0) -> bool:
         """Wait until `count` events have come; says whether they have."""
@@ -90,9 +90,10 @@ class Remote:
         self._thread = threading.Thread(target=self._run, name="sgviz-remote", daemon=True)
         self._thread.start()
 
-    def state(self, seq: int | None = None) -> dict[str, Any]:
-        """The state after `seq` events as the server folds it (None: now)."""
-        answer: dict[str, Any] = json.load(self._get("/sgviz/state" + ("" if seq is None else f"?seq={seq}")))
+    def state(self, seq: int | None = None, rank: int = 0) -> dict[str, Any]:
+        """The state of a rank's scheduler after `seq` events of all, as the server folds it (None: now)."""
+        at = "" if seq is None else f"&seq={seq}"
+        answer: dict[str, Any] = json.load(self._get(f"/sgviz/state?rank={rank}{at}"))
         return answer
 
     def wait_for(self, count: int, timeout: float = 10.0) -> bool:

@@ -3,12 +3,11 @@
 The stamps fill the same `TimeStats` that the engine carries in its messages, so both are read alike.
 A phase is what the request is doing: they lie end to end from its arrival to its last event.
 
-Imports: events.
+Imports: events, recording.families.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -38,17 +37,18 @@ from sgviz.events.schema import (
     TokensSampled,
 )
 from sgviz.events.time_stats import TimeStats
+from sgviz.recording.families import parent_name
 
 _ABORT_GOES_ON = frozenset({"tokenizer", "running"})  # the scheduler still has to end the request itself
-
-
-_PART = re.compile(r"_(?:\d+|warm)(?:_[0-9a-f]{32})?$")  # prompt number, or sample number and a fresh id
 
 
 class PhaseName(StrEnum):
     """What a request is doing."""
 
     TOKENIZE = "tokenize"
+    BOOTSTRAP = "bootstrap"
+    PREALLOC = "prealloc"
+    TRANSFER = "transfer"
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -74,7 +74,7 @@ class RequestState:
         cached_tokens: prefix found at the first admission. end: stamp of its last event, 0 while it lives.
         refusal: the event that says why it was refused before the scheduler heard of it, at `refused_at`.
         grammar_at: when it began to wait for its grammar (0: it did not). grammar: what was said of that.
-        embedding: it wants a vector and no token.
+        embedding: it wants a vector and no token. side: prefill or decode, on a server of one side.
         parent: the request it is one sample or prompt of. children: those it fanned out into; then it has
             no life of its own in the scheduler.
     """
@@ -98,6 +98,7 @@ class RequestState:
     retractions: int = 0
     queued_at: int = 0
     embedding: bool = False
+    side: str = ""
     grammar_at: int = 0
     grammar: str = ""
     end: int = 0
@@ -179,11 +180,8 @@ class Requests:
         parent.children.append(rid)
 
     def _parent_of(self, rid: str) -> RequestState | None:
-        while (part := _PART.search(rid)) is not None:
-            rid = rid[: part.start()]
-            if rid in self.by_rid:
-                return self.by_rid[rid]
-        return None
+        name = parent_name(rid, self.by_rid)
+        return None if name is None else self.by_rid[name]
 
     # ------------------------------------------------------------ http and tokenizer manager
 
@@ -249,7 +247,7 @@ class Requests:
         state = self.of(body.rid)
         state.abort = state.abort or f"{body.where}: {body.why}"
         if body.where not in _ABORT_GOES_ON:
-            self._complete(state, event.t)
+            self.complete(state, event.t)
 
     def chunk_sent(self, event: Event, body: ChunkSent) -> None:
         state = self.of(body.rid)
@@ -314,7 +312,8 @@ class Requests:
             if state.queued_at:
                 state.stats.queue_ns += event.t - state.queued_at
                 state.queued_at = 0
-                state.enter(PhaseName.PREFILL, event.t)
+                prebuilt = body.mode == "prebuilt"  # its prompt was computed elsewhere
+                state.enter(PhaseName.DECODE if prebuilt else PhaseName.PREFILL, event.t)
             if not state.stats.forward_entry:
                 state.stats.forward_entry = event.t
                 state.mark(event)
@@ -334,7 +333,7 @@ class Requests:
             state.stats.prefill_finished = state.stats.prefill_finished or t
             phases = state.phases
             if phases and phases[-1].name is PhaseName.PREFILL:
-                state.enter(PhaseName.DECODE, t)
+                state.enter(PhaseName.TRANSFER if state.side == "prefill" else PhaseName.DECODE, t)
 
     def pooled(self, event: Event, body: EmbeddingsPooled) -> None:
         for rid in body.rids:
@@ -344,7 +343,7 @@ class Requests:
 
     def processed(self, event: Event, body: BatchProcessed) -> None:
         for rid in body.finished:
-            self._complete(self.of(rid), event.t)
+            self.complete(self.of(rid), event.t)
 
     def retracted(self, event: Event, body: RequestRetracted) -> None:
         self.of(body.rid).retractions += 1
@@ -357,10 +356,11 @@ class Requests:
             if finished:
                 state.stats.output_streamed = event.t
                 if not state.stats.completion:
-                    self._complete(state, event.t)
+                    self.complete(state, event.t)
 
     @staticmethod
-    def _complete(state: RequestState, t: int) -> None:
+    def complete(state: RequestState, t: int) -> None:
+        """Its work in the scheduler is over."""
         stats = state.stats
         stats.completion = min(t, stats.output_streamed or t)
         if stats.forward_entry and not stats.prefill_finished:  # it ended without a token: no decoding

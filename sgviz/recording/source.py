@@ -56,6 +56,7 @@ class Source:
         self._folded: Folded | None = None
         self._explainer: Explainer | None = None
         self._tables: dict[str, pd.DataFrame] = {}
+        self._span: Callable[[], tuple[int, int]] | None = None  # first and last stamp, if not its events'
 
     @classmethod
     def live(
@@ -146,12 +147,16 @@ class Source:
     @property
     def t0(self) -> int:
         """Monotonic ns of the first event (0: there is none)."""
+        if self._span is not None:
+            return self._span()[0]
         starts = [run[0].t for run in (self._events, self._unknown) if run]
         return min(starts, default=0)
 
     @property
     def t_end(self) -> int:
         """Monotonic ns of the last event (0: there is none)."""
+        if self._span is not None:
+            return self._span()[1]
         return max((run[-1].t for run in (self._events, self._unknown) if run), default=0)
 
     @property
@@ -243,5 +248,5 @@ class Source:
             settings=self.header.settings,
             anchors=tuple(anchors.values()),
             dropped=self.dropped - told,
-            configured=self._state.configured or self.header.configured,
+            configured=self._configured(),
         )

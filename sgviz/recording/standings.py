@@ -33,6 +33,7 @@ from sgviz.events.schema import (
     RequestRetracted,
     ScanStopped,
 )
+from sgviz.recording.engine_fold import ENDS_AT_ONCE
 from sgviz.recording.parked import Park, Pauses
 
 Holders = tuple[tuple[str, int], ...]
@@ -274,7 +275,7 @@ class Standings:
 
     def _on_aborted(self, event: Event, body: RequestAborted) -> None:
         self.aborts.setdefault(body.rid, []).append((event.t, body))
-        if body.where in ("waiting", "chunk", "retract"):
+        if body.where in ENDS_AT_ONCE:
             stay = self._waiting.pop(body.rid, None)
             if stay is not None:
                 stay.end = event.t

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from sgviz.recording.fold import BatchState
 
 Longs = npt.NDArray[np.int64]
+NEVER = 2**63 - 1
 
 
 class Doing(IntEnum):
@@ -59,7 +60,7 @@ def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeli
     layers = {
         Doing.LOOP: _loops(known, idles),
         Doing.SCHEDULE: [(b.turn or b.planned, b.launched, b.plan.bid) for b in known if b.launched],
-        Doing.PROCESS: [(b.finished, b.processed, b.plan.bid) for b in known if b.processed and b.finished],
+        Doing.PROCESS: [(_begun(b), b.processed, b.plan.bid) for b in known if b.processed and _begun(b)],
         Doing.HANDOVER: [(b.waited, b.finished, b.plan.bid) for b in known if b.waited and b.finished],
         Doing.DEVICE: [(*span, b.plan.bid) for b in known if b.end for span in _device(b)],
     }
@@ -79,6 +80,11 @@ def timeline(batches: Iterable[BatchState], idles: Sequence[int] = ()) -> Timeli
     return Timeline(edges, doing, bids)
 
 
+def _begun(batch: BatchState) -> int:
+    """When its result was taken up; of a prebuilt batch, which nothing is computed for, when it was fixed."""
+    return batch.planned if batch.plan.mode == "prebuilt" else batch.finished
+
+
 def _device(batch: BatchState) -> Iterable[tuple[int, int]]:
     """When the device worked at it: forward and sampling, in one where nothing came between."""
     if batch.forward[1] == batch.sampling[0]:
@@ -87,8 +93,8 @@ def _device(batch: BatchState) -> Iterable[tuple[int, int]]:
 
 
 def _loops(batches: Sequence[BatchState], idles: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Between its works: from a result in its requests to the next turn that launched something, unless the loop
-    was idle, and from a launch to the wait for a result."""
+    """Between its works: from a result in its requests to the next turn that launched something, or, in a turn that
+    launched nothing, to the wait for the next result, unless the loop was idle; and from a launch to such a wait."""
     waits = sorted(b.waited for b in batches if b.waited)
     turns = sorted(b.turn or b.planned for b in batches if b.launched)
     spans = []
@@ -97,12 +103,17 @@ def _loops(batches: Sequence[BatchState], idles: Sequence[int]) -> list[tuple[in
             spans.append((batch.launched, waits[at], batch.plan.bid))
         if not batch.processed:
             continue
-        at = bisect_left(turns, batch.processed)
-        if at < len(turns):
-            rest = bisect_left(idles, batch.processed)
-            end = turns[at] if rest == len(idles) else min(turns[at], idles[rest])
-            spans.append((batch.processed, end, batch.plan.bid))
+        # its own wait may have ended at the moment at which it began
+        end = min(_next(turns, batch.processed), _next(waits, batch.processed + 1))
+        if end < NEVER:
+            spans.append((batch.processed, min(end, _next(idles, batch.processed)), batch.plan.bid))
     return spans
+
+
+def _next(stamps: Sequence[int], t: int) -> int:
+    """The first of them from `t` on."""
+    at = bisect_left(stamps, t)
+    return stamps[at] if at < len(stamps) else NEVER
 
 
 def _disjoint(spans: Sequence[tuple[int, int, int]]) -> Longs:

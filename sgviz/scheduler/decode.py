@@ -9,7 +9,7 @@ Imports: batch, cache, messages, events.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
@@ -24,11 +24,18 @@ log = logging.getLogger(__name__)
 
 
 class DecodePlanner:
-    """Plans one more token for every running request."""
+    """Plans one more token for every running request.
 
-    def __init__(self, state: SchedulerState, ender: RequestEnder) -> None:
+    Args:
+        keep: saves the KV of a request that is about to be retracted; None: it will be computed again.
+    """
+
+    def __init__(
+        self, state: SchedulerState, ender: RequestEnder, keep: Callable[[Req], None] | None = None
+    ) -> None:
         self._state = state
         self._ender = ender
+        self._keep = keep
 
     def next_batch(self) -> ScheduleBatch | None:
         """The running batch with one new slot each, or None if nothing can decode now."""
@@ -80,6 +87,8 @@ class DecodePlanner:
                 self._ender.drop(victim, "running", victim.to_finish.message or "", victim.to_finish)
                 continue
             victims.append((victim, need, have))
+            if self._keep is not None:
+                self._keep(victim)
             give_up_kv(state, victim)
         kept = set(map(id, order))  # membership only
         batch.reqs = [req for req in batch.reqs if id(req) in kept]
@@ -87,6 +96,8 @@ class DecodePlanner:
         self._requeue(victims, order)
         state.cache.ensure(RETRACT_DECODE_STEPS * len(order))
         if not self._fits(batch.reqs):
+            if state.disagg.transfer or state.disagg.draining:
+                return False  # who arrives now runs soon, and can be retracted then
             self._abort_last(batch)
         return bool(batch.reqs)
 

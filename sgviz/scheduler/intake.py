@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from sgviz.batch.req import Req
-from sgviz.errors import SgvizError
+from sgviz.errors import BadRequest, SgvizError
 from sgviz.events import Reason, schema
 from sgviz.grammar import GrammarCompiler
 from sgviz.messages import (
@@ -34,6 +33,8 @@ from sgviz.messages import (
 )
 from sgviz.messages.generate import most_new_tokens
 from sgviz.messages.rids import HEALTH_CHECK_PREFIX
+from sgviz.scheduler.announce import Announcer
+from sgviz.scheduler.disagg.side import Side, is_probe, one_side_refusal
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.grammar_queue import GrammarQueue
 from sgviz.scheduler.queue_limit import Full, QueueLimit
@@ -67,8 +68,11 @@ class Intake:
         grammars: GrammarCompiler | None,
         grammar_timeout: float,
         decode: Decode,
+        side: Side | None = None,
     ) -> None:
         self._state = state
+        self._side = side
+        self._announcer = Announcer(state.trace)
         self._grammars = GrammarQueue(state, ender, grammars, grammar_timeout, self._enter)
         self._inbox = inbox
         self._ender = ender
@@ -76,7 +80,6 @@ class Intake:
         self._sessions = Sessions(state, ender, to_tokenizer, decode)
         self._to_tokenizer = to_tokenizer
         self._to_detokenizer = to_detokenizer
-        self._encode = msgspec.msgpack.Encoder().encode
         self.shutdown = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedGenerateReqInput: self._generate,
@@ -107,7 +110,9 @@ class Intake:
         """Make a Req of it, or refuse it with a reason."""
         state = self._state
         now = state.clock.now()
-        if message.rid.startswith(HEALTH_CHECK_PREFIX) and not (state.is_fully_idle and state.pause is None):
+        probe = message.rid.startswith(HEALTH_CHECK_PREFIX)
+        state.taken_ct += not probe
+        if probe and not (state.is_fully_idle and state.pause is None):
             state.health_probes += 1
             return
         try:
@@ -119,7 +124,7 @@ class Intake:
             message = turn.message
         refusal = self._refusal(message)
         if refusal is not None:
-            self._ender.refuse(message.rid, *refusal)
+            self._refuse(message, *refusal)
             return
         req = Req(
             rid=message.rid,
@@ -141,6 +146,12 @@ class Intake:
             req.is_embedding, req.dimensions = True, message.dimensions
             req.whole_prompt = state.limits.whole_prompt_embeddings
         req.time_stats.scheduler_recv = now
+        if self._side is not None and not is_probe(req.rid):
+            try:
+                self._side.meet(req, message)
+            except BadRequest as error:
+                self._ender.refuse(req.rid, error.message, error.status, param=error.param)
+                return
         state.live[req.rid] = req
         if turn is not None:
             self._sessions.begin(turn, req)
@@ -150,15 +161,26 @@ class Intake:
         """Into the waiting queue, if there is a place in it."""
         if not self._queue_limit.enter(req):
             return
+        if self._side is not None and req.transfer is not None:
+            self._side.enter(req)
+            return
         req.time_stats.wait_queue_entry = self._state.clock.now()
         self._state.enqueue(req)
-        self._emit_entered(req)
+        self._announcer.entered(req, len(self._state.waiting_queue) - 1)
+
+    def _refuse(
+        self, message: TokenizedGenerateReqInput, why: str, status: int, cause: Reason | None
+    ) -> None:
+        """Answer it, and let the other side know, if it has one."""
+        if self._side is not None and message.rid not in self._state.live:
+            self._side.turn_away(message, why, status)
+        self._ender.refuse(message.rid, why, status, cause)
 
     def _refusal(self, message: TokenizedGenerateReqInput) -> tuple[str, int, Reason | None] | None:
         """`(message, status, limit it can never keep)` if the request cannot be taken."""
         state, limits = self._state, self._state.limits
         length = len(message.input_ids)
-        if message.rid in state.live:
+        if message.rid in state.live or state.disagg.drains(message.rid):
             return f"request id {message.rid!r} is already running", 400, None
         if length > limits.max_req_input_len:
             return (
@@ -167,6 +189,8 @@ class Intake:
                 400,
                 Reason.NEVER_FITS,
             )
+        if self._side is not None and (why := one_side_refusal(message)):
+            return why, 400, None
         why = limits.priorities.refusal(message.priority)
         if not why:
             place = self._queue_limit.verdict(limits.priorities.settle(message.priority))
@@ -184,27 +208,6 @@ class Intake:
         )
         wanted = message.sampling_params.max_new_tokens
         return most if wanted is None else min(wanted, most)
-
-    def _emit_entered(self, req: Req) -> None:
-        trace = self._state.trace
-        if not trace.on:
-            return
-        trace.emit(
-            schema.QueueEntered(
-                rid=req.rid,
-                position=len(self._state.waiting_queue) - 1,
-                prompt_tokens=len(req.origin_input_ids),
-                max_new_tokens=req.max_new_tokens,
-                stream=req.stream,
-                input_ids=np.asarray(req.origin_input_ids, dtype="<i4").tobytes(),
-                sampling=self._encode(req.sampling_params),
-                extra_key=req.namespace,
-                received_ns=req.time_stats.scheduler_recv,
-                probe=req.rid.startswith(HEALTH_CHECK_PREFIX),
-                priority=req.priority,
-                embedding=req.is_embedding,
-            )
-        )
 
     def _abort(self, message: AbortReq) -> None:
         if message.abort_all:
@@ -231,6 +234,8 @@ class Intake:
         # through the detokenizer, which adds its own account; the sign goes straight, should that one be silent
         self._to_tokenizer.send(HealthCheckOutput(rid="", forward=False))
         account = {**internal_state(self._state), "num_sessions": len(self._sessions)}
+        if self._side is not None:
+            account |= self._state.disagg.counts()
         self._to_detokenizer.send(GetInternalStateReqOutput(id=message.id, state=account))
 
     def _configure_trace(self, message: ConfigureTraceReq) -> None:

@@ -25,18 +25,19 @@ class LoadMeter:
         state = self._state
         ledger = state.cache.ledger()
         used = ledger.protected + ledger.private
+        waiting = state.num_queued + state.disagg.num_arriving
         return Load(
-            num_running_reqs=len(state.live) - state.num_queued,
-            num_waiting_reqs=state.num_queued,
+            num_running_reqs=len(state.live) - waiting,
+            num_waiting_reqs=waiting,
             num_used_tokens=used,
-            num_total_tokens=used + sum(req.seqlen for req in (*state.waiting_queue, *state.grammar_queue)),
+            num_total_tokens=used + sum(req.seqlen for req in state.holding_nothing()),
             max_total_num_tokens=ledger.total,
             gen_throughput=self._throughput(),
             cache_hit_rate=state.cached_ct / state.prompt_ct if state.prompt_ct else 0.0,
             max_running_requests=state.limits.max_running_requests,
             grammar=len(state.grammar_queue),
             paused=len(state.live) if state.pause is not None else 0,
-            retracted=sum(req.is_retracted for req in state.waiting_queue),
+            retracted=sum(req.is_retracted for req in state.waiting_queue) + len(state.disagg.retracted),
             weight_bytes=self._info.weight_bytes,
             kv_bytes=self._info.bytes_per_token * ledger.total,
         )

@@ -14,6 +14,7 @@ from sgviz.messages.flow import (
     PauseGenerationReqInput,
     PauseGenerationReqOutput,
 )
+from sgviz.scheduler.disagg.kept import recompute_kept
 from sgviz.scheduler.intake import Outbox
 from sgviz.scheduler.planner import Planner
 from sgviz.scheduler.requests import RequestEnder
@@ -98,6 +99,8 @@ class Pauser:
     def _retract_all(self) -> None:
         """Everybody who holds KV gives it up and waits, those that run in their order, then the prompt being cut."""
         state = self._state
+        self._planner.begin_prebuilt()
+        recompute_kept(state)
         held = list(state.running_batch.reqs)
         if state.chunked_req is not None:
             held.append(state.chunked_req)

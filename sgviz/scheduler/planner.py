@@ -6,6 +6,8 @@ adder for verdicts, emits them, and carries out the admitted ones. Imports: batc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.events import Reason, schema
@@ -25,6 +27,7 @@ class Planner:
     Attributes:
         adder: of the newest plan that looked at the queue; made in `adder_iteration`. is_scanning: it is at work.
         adder_room: KV tokens that could be had when its work was done.
+        take_ready: on a decode server, takes the requests whose KV has come into the running batch.
     """
 
     def __init__(
@@ -40,16 +43,23 @@ class Planner:
         self.adder: PrefillAdder | None = None
         self.adder_iteration = self.adder_room = 0
         self.is_scanning = False
+        self.take_ready: Callable[[], None] | None = None
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The next batch with rows and slots taken, or None if nothing can run."""
         self.settle()
+        self.begin_prebuilt()
         batch = self._new_prefill_batch()
         if batch is None:
             batch = self._decode.next_batch()
         if batch is not None:
-            self._emit_planned(batch)
+            self.tell_planned(batch)
         return batch
+
+    def begin_prebuilt(self) -> None:
+        """Those whose KV has come run from now on."""
+        if self.take_ready is not None and self._state.disagg.ready:
+            self.take_ready()
 
     def settle(self) -> None:
         """Put in order what the turn before has left."""
@@ -64,9 +74,9 @@ class Planner:
             return
         if state.chunk_aborted is not None:
             state.chunked_req = None
-            self._ender.drop(req, "chunk", state.chunk_aborted)
+            self._ender.drop(req, "chunk", state.chunk_aborted, req.to_finish)
             state.chunk_aborted = None
-        elif req.kv.allocated > req.kv.protected:
+        elif req.extend_end > req.prefix_len:  # it was continued
             state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
             req.prefix_len = req.extend_end
 
@@ -78,7 +88,12 @@ class Planner:
             before = len(last)
             chunked = last.chunked_req
             last.filter_batch(
-                lambda req: not req.finished and req is not chunked and req is not state.chunked_req
+                lambda req: (
+                    not req.finished
+                    and req is not chunked
+                    and req is not state.chunked_req
+                    and req.transfer is None
+                )  # with a transfer: decoded on another server
             )
             if len(last) < before:
                 running.batch_is_full = False
@@ -279,7 +294,8 @@ class Planner:
         rows = state.cache.req_to_token_pool.available_size()
         return Reason.RUNNING_SLOTS if full or rows > 0 else Reason.ROWS
 
-    def _emit_planned(self, batch: ScheduleBatch) -> None:
+    def tell_planned(self, batch: ScheduleBatch) -> None:
+        """The batch is fixed."""
         trace = self._state.trace
         if not trace.on:
             return

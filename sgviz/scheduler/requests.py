@@ -48,8 +48,10 @@ class RequestEnder:
         `cause`: the limit it can never keep, if that is why.
         """
         state = self._state
+        if req.transfer is not None:
+            req.transfer.abort(why, (reason.status_code if reason is not None else None) or 500)
         if req.kv.req_pool_idx or req.kv.node is not None:
-            state.cache.release(req, [], insert=False, why="abort")
+            state.give_back(req, "abort")
         state.running_batch.batch_is_full = False
         req.finished_reason = reason or aborted(why)
         req.time_stats.completion = state.clock.now()
@@ -91,11 +93,17 @@ class RequestEnder:
         if req is not None:
             self._abort_these([req], why)
 
+    def fail(self, req: Req, why: str, status_code: int = 500) -> None:
+        """End `req`, wherever it is, with an error."""
+        kind = from_status(status_code, why).type
+        reason = FinishReason(type="abort", message=why, status_code=status_code, err_type=kind)
+        self._abort_these([req], why, reason)
+
     def abort_all(self, why: str) -> None:
         """End every live request; the queue is gone through once, however long it is."""
         self._abort_these(list(self._state.live.values()), why)
 
-    def _abort_these(self, reqs: Sequence[Req], why: str) -> None:
+    def _abort_these(self, reqs: Sequence[Req], why: str, reason: FinishReason | None = None) -> None:
         state = self._state
         meant = set(map(id, reqs))  # membership only, never iterated
         waiting = {id(req) for req in state.waiting_queue if id(req) in meant}
@@ -104,15 +112,15 @@ class RequestEnder:
         compiling = {id(req) for req in state.grammar_queue if id(req) in meant}
         if compiling:
             state.grammar_queue = [req for req in state.grammar_queue if id(req) not in compiling]
+        where = dict.fromkeys(waiting, "waiting") | dict.fromkeys(compiling, "grammar")
+        where |= state.disagg.take_out(meant)
         for req in reqs:
             if req is state.chunked_req:
-                state.chunk_aborted = why
-            elif id(req) in waiting:
-                self.drop(req, "waiting", why)
-            elif id(req) in compiling:
-                self.drop(req, "grammar", why)
+                state.chunk_aborted, req.to_finish = why, req.to_finish or reason
+            elif id(req) in where:
+                self.drop(req, where[id(req)], why, reason)
             elif req.to_finish is None:
-                req.to_finish = aborted(why)
+                req.to_finish = reason or aborted(why)
                 if state.trace.on:
                     state.trace.emit(schema.RequestAborted(rid=req.rid, where="running", why=why))
 

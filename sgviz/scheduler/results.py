@@ -7,11 +7,13 @@ Imports: batch, cache, worker protocol, messages, events.
 
 from __future__ import annotations
 
+from sgviz.batch.forward_mode import ForwardMode
 from sgviz.batch.grammar import Failure
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.events import schema
 from sgviz.messages import FinishReason, HealthCheckOutput
+from sgviz.scheduler.disagg.side import HandOver
 from sgviz.scheduler.embedding_output import take_embedding
 from sgviz.scheduler.finish import Decode, finish_reason
 from sgviz.scheduler.launched import Launched
@@ -32,8 +34,10 @@ class ResultProcessor:
         streamer: OutputStreamer,
         to_tokenizer: ToTokenizerManager,
         decode: Decode,
+        hand_over: HandOver | None = None,
     ) -> None:
         self._state = state
+        self._hand_over = hand_over
         self._streamer = streamer
         self._to_tokenizer = to_tokenizer
         self._decode = decode
@@ -45,11 +49,23 @@ class ResultProcessor:
         if isinstance(result, EmbeddingBatchResult):
             ended = self._put_embeddings(launched, result)
         else:
-            ended = self._put_tokens(launched, result)
+            valid = [launched.still_valid(i) for i in range(len(batch))]
+            ended = self._put_tokens(batch, valid, result)
         if state.trace.on:
             state.trace.emit(schema.BatchProcessed(bid=batch.bid, finished=tuple([req.rid for req in ended])))
-        self._streamer.stream_output([req for req in batch.reqs if req is not batch.chunked_req])
+        self._streamer.stream_output([req for req in batch.reqs if _may_stream(req, batch)])
         self._answer_probes(state)
+
+    def process_prebuilt(self, batch: ScheduleBatch, found: GenerationBatchResult | None) -> None:
+        """A batch that nothing was computed for: `found` by another server, or None for requests that go on."""
+        if found is not None:
+            for req in batch.reqs:
+                req.inflight += 1
+            self._put_tokens(batch, [True] * len(batch), found)
+        ended = tuple([req.rid for req in batch.reqs if req.finished])
+        if self._state.trace.on:
+            self._state.trace.emit(schema.BatchProcessed(bid=batch.bid, finished=ended))
+        self._streamer.stream_output(batch.reqs)
 
     def _put_embeddings(self, launched: Launched, result: EmbeddingBatchResult) -> list[Req]:
         """The vectors into the requests, which end with them; those that ended."""
@@ -70,17 +86,20 @@ class ResultProcessor:
             trace.emit(schema.EmbeddingsPooled(bid=batch.bid, rids=rids, dims=dims))
         return [req for req in batch.reqs if req.finished and not req.finished_output]
 
-    def _put_tokens(self, launched: Launched, result: GenerationBatchResult) -> list[Req]:
-        """The tokens into the requests; those that ended."""
-        batch = launched.batch
+    def _put_tokens(
+        self, batch: ScheduleBatch, valid: list[bool], result: GenerationBatchResult
+    ) -> list[Req]:
+        """The tokens into the requests (the `valid` ones); those that ended."""
         taken: list[Req] = []
         tokens: list[int] = []
         for i, req in enumerate(batch.reqs):
-            if not launched.still_valid(i):
+            if not valid[i]:
                 continue
             if result.input_logprobs is not None and (part := result.input_logprobs[i]) is not None:
                 req.input_logprobs.extend(part)
             if req is batch.chunked_req:
+                if self._hand_over is not None and req.transfer is not None:
+                    self._hand_over.computed(req, batch.seq_lens[i])
                 continue
             req.inflight -= 1
             if req.finished:
@@ -118,7 +137,8 @@ class ResultProcessor:
         if req.return_logprob and result.logprobs is not None:
             req.output_logprobs.append(result.logprobs[i])
             req.output_top_logprobs.append(result.top_logprobs[i] if result.top_logprobs else [])
-        req.finished_reason = finish_reason(req, self._state.limits, self._decode)
+        if req.transfer is None:  # else it ends where it is decoded
+            req.finished_reason = finish_reason(req, self._state.limits, self._decode)
         return True
 
     def _settle(self, req: Req, batch: ScheduleBatch, i: int, *, sound: bool = True) -> None:
@@ -130,10 +150,20 @@ class ResultProcessor:
         if req.finished:
             req.time_stats.completion = state.clock.now()
             ids = req.fill_ids()[: req.committed_len]
-            state.cache.release(req, ids, insert=sound, why="finish")
+            if req.transfer is not None:
+                reason = req.finished_reason
+                assert reason is not None
+                req.transfer.abort(reason.message or reason.type, reason.status_code or 500)
+                state.give_back(req, "finish")
+            else:
+                state.cache.release(req, ids, insert=sound, why="finish")
             state.live.pop(req.rid, None)
+        elif batch.forward_mode is ForwardMode.PREBUILT:
+            state.cache.checkpoint(req, req.origin_input_ids)
         elif batch.forward_mode.is_extend and i < len(batch.reqs) - batch.decode_rows:
             state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
+            if self._hand_over is not None and req.transfer is not None:
+                self._hand_over.prefilled(req)
 
     def _answer_probes(self, state: SchedulerState) -> None:
         for _ in range(state.health_probes):
@@ -162,6 +192,11 @@ class ResultProcessor:
         if trace.on:
             rids = tuple([req.rid for req in taken])
             trace.emit(schema.TokensSampled(bid=bid, rids=rids, token_ids=tuple(tokens)))
+
+
+def _may_stream(req: Req, batch: ScheduleBatch) -> bool:
+    """Not a prompt that goes on, nor one whose tokens another server sends."""
+    return req is not batch.chunked_req and (req.transfer is None or req.finished)
 
 
 def _broken_off(failure: Failure, tokens: int) -> FinishReason:

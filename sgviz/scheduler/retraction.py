@@ -21,20 +21,23 @@ def send_back(state: SchedulerState, req: Req, told: schema.RequestRetracted) ->
 
 def give_up_kv(state: SchedulerState, req: Req) -> None:
     """Its KV and its row are free again; outputs and streaming offsets stay. A result under way will not count."""
-    state.cache.release(req, [], insert=False, why="retract")
+    state.give_back(req, "retract")
     req.reset_for_retract()
 
 
 def requeue(state: SchedulerState, req: Req) -> None:
-    """Put a request that gave up its KV behind all that wait."""
+    """Put a request that gave up its KV behind all that wait, or behind those whose KV is kept in host memory."""
     req.requeued_ns = state.clock.now()
-    state.enqueue(req)
+    if req.kept_kv is None:
+        state.enqueue(req)
+    else:
+        state.disagg.retracted.append(req)
     if not state.trace.on:
         return
     state.trace.emit(
         schema.QueueEntered(
             rid=req.rid,
-            position=len(state.waiting_queue) - 1,
+            position=len(state.waiting_queue if req.kept_kv is None else state.disagg.retracted) - 1,
             prompt_tokens=len(req.origin_input_ids),
             max_new_tokens=req.max_new_tokens,
             stream=req.stream,

@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
 from sgviz.config import Settings
+from sgviz.disaggregation.protocol import KVManager
 from sgviz.events import Tracer, schema
 from sgviz.events.tracer import QUIET_MS
 from sgviz.grammar import GrammarCompiler
 from sgviz.scheduler.control import Control, MakeProfile
 from sgviz.scheduler.decode import DecodePlanner
+from sgviz.scheduler.disagg.dispatch import connect, dispatch_event_loop, keeps_prefixes, make_side
 from sgviz.scheduler.finish import Decode
 from sgviz.scheduler.gate import DebugHost
 from sgviz.scheduler.gate.gate import Gate
 from sgviz.scheduler.intake import Inbox, Intake, Outbox
 from sgviz.scheduler.launched import Launched
-from sgviz.scheduler.loops import event_loop_normal, event_loop_overlap
+from sgviz.scheduler.load import LoadMeter
+from sgviz.scheduler.load_publisher import LoadPublisher, Put
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.scheduler.output_streamer import OutputStreamer
 from sgviz.scheduler.overlap_rules import OverlapRules
@@ -52,6 +55,8 @@ class Scheduler:
         rules: when the overlap loop may not run ahead; None: as the settings say.
         debug: what a debugger's gate needs; None: nobody can attach.
         make_profile: what makes a profile of this process; None: nobody can ask for one.
+        kv_manager: on a prefill or decode server, what moves the KV; it is closed with the loop.
+        put_load: takes the load snapshots of data parallel rank `dp_rank`; None: nobody wants them.
     """
 
     def __init__(
@@ -69,28 +74,28 @@ class Scheduler:
         rules: OverlapRules | None = None,
         debug: DebugHost | None = None,
         make_profile: MakeProfile | None = None,
+        put_load: Put | None = None,
+        dp_rank: int = 0,
+        kv_manager: KVManager | None = None,
     ) -> None:
         self.state = state = _make_state(settings, worker, trace)
         self.worker = worker
         seed = settings.model.random_seed
         self._gate = Gate(state, inbox, to_tokenizer, to_detokenizer, debug, seed) if debug else None
         self._inbox = inbox = self._gate.inbox if self._gate else inbox
-        self._overlap = not settings.schedule.disable_overlap_schedule
+        overlap = not settings.schedule.disable_overlap_schedule
+        self._loop = dispatch_event_loop(settings.disaggregation.disaggregation_mode, overlap=overlap)
         self._rules = rules or OverlapRules(settings.schedule)
         streamer = OutputStreamer(state, to_detokenizer, decode)
         ender = RequestEnder(state, streamer, to_tokenizer)
+        sided = make_side(settings.disaggregation, kv_manager, state, worker, ender, streamer)
+        self._side = sided.side
         chosen = policy or make_policy(settings.schedule.schedule_policy, seed)
+        timeout = settings.grammar.grammar_timeout
         self.intake = Intake(
-            state,
-            inbox,
-            ender,
-            to_tokenizer,
-            to_detokenizer,
-            grammars,
-            settings.grammar.grammar_timeout,
-            decode,
+            state, inbox, ender, to_tokenizer, to_detokenizer, grammars, timeout, decode, sided.side
         )
-        self.planner = Planner(state, chosen, DecodePlanner(state, ender), ender)
+        self.planner = Planner(state, chosen, DecodePlanner(state, ender, sided.keep), ender)
         if self._gate is not None:
             self._gate.bind(self.planner)
         self._pauser = Pauser(state, self.planner, ender, to_tokenizer)
@@ -99,14 +104,18 @@ class Scheduler:
             state, worker, self._use, self._pauser, to_tokenizer, longest_sleep, make_profile
         )
         self.intake.add_handlers(self.control.handlers())
-        self._results = ResultProcessor(state, streamer, to_tokenizer, decode)
+        self._results = ResultProcessor(state, streamer, to_tokenizer, decode, sided.hand_over)
+        connect(sided, self.planner, self._results, worker)
+        interval = settings.parallel.load_snapshot_publish_interval
+        meter = LoadMeter(state, worker.info)
+        self._loads = LoadPublisher(state, meter, put_load, dp_rank, interval) if put_load else None
         self._self_check = SelfCheck(state)
         self._idle_told = False
         self._turn_ns = 0
 
     def event_loop(self) -> Iterator[Stop]:
         """The loop that the settings choose."""
-        return event_loop_overlap(self) if self._overlap else event_loop_normal(self)
+        return self._loop(self)
 
     def run(self) -> None:
         """Drain the loop until a ShutdownReq; block in a poll whenever there is nothing to do."""
@@ -114,6 +123,8 @@ class Scheduler:
             self._drain()
         finally:
             self.control.close()
+            if self._side is not None:
+                self._side.close()
 
     def _drain(self) -> None:
         gate = self._gate
@@ -130,6 +141,8 @@ class Scheduler:
         self.state.trace.flush_if_due()
         if self.state.grammar_queue:
             self._inbox.wait(GRAMMAR_WAIT_MS)
+        elif self._side is not None and self._side.busy:
+            self._inbox.wait(self._side.wait_ms)
         elif self.control.waits:
             self._inbox.wait(WEIGHTS_WAIT_MS)
         elif not self._inbox.wait(QUIET_MS):
@@ -142,6 +155,8 @@ class Scheduler:
         self._turn_ns = self.state.clock.now()
         self.intake.receive()
         self.control.look()
+        if self._side is not None:
+            self._side.look()
         return not self.intake.shutdown
 
     def progress(self) -> tuple[int, bool]:
@@ -176,7 +191,11 @@ class Scheduler:
         freed = state.cache.req_to_token_pool.take_freed()
         if freed:  # behind what is under way, before the new owners' first forward
             self.worker.forget(freed)
+        if self._side is not None:
+            self._side.before_launch(batch)
         launch = self.worker.launch(batch, delay_sample=self._rules.must_delay_sample(batch))
+        for req in batch.reqs:
+            req.is_primed = False
         state.pending_results += 1
         if state.trace.on:
             body = schema.BatchLaunched(
@@ -192,14 +211,20 @@ class Scheduler:
     def process(self, launched: Launched) -> None:
         """Wait for the result of a launch and put it into the requests."""
         wait_ns = self.state.clock.now()
+        if self._side is not None:
+            self._side.while_running(launched.launch.done)
         result = launched.launch.result()
         self.state.pending_results -= 1
         self._results.process(launched, result, wait_ns)
+        if self._loads is not None:
+            self._loads.after_result(is_extend=launched.batch.forward_mode.is_extend)
 
     def on_idle(self) -> None:
         """Nothing to run: check the books, forget the pressure, say so once."""
         state = self.state
         self.intake.answer_probe_when_idle()
+        if self._loads is not None:
+            self._loads.publish()
         if self._idle_told or not state.is_fully_idle:
             return
         self._idle_told = True
@@ -224,7 +249,9 @@ def _make_state(settings: Settings, worker: Worker, trace: Tracer) -> SchedulerS
         rows=limits.max_running_requests,
         max_context_len=min(info.context_len, info.max_total_num_tokens) + 1,
         trace=trace,
-        disable_radix_cache=settings.cache.disable_radix_cache or info.is_encoder,
+        disable_radix_cache=settings.cache.disable_radix_cache
+        or info.is_encoder
+        or not keeps_prefixes(settings.disaggregation),
     )
     ratio = NewTokenRatio.from_conservativeness(settings.schedule.schedule_conservativeness)
     running = ScheduleBatch(cache.req_to_token_pool)

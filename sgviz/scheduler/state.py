@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.cache.kv_cache import KVCache
+from sgviz.cache.req_kv import ReqKvInfo
 from sgviz.config import DEFAULT_MAX_RUNNING, ScheduleConfig, ServeConfig
 from sgviz.errors import ConfigError
 from sgviz.events import Clock, Tracer
+from sgviz.scheduler.disagg.queues import DisaggQueues, Draining
 from sgviz.scheduler.new_token_ratio import NewTokenRatio
 from sgviz.scheduler.priorities import NO_PRIORITIES, Priorities
 from sgviz.worker.protocol import WorkerInfo
@@ -110,7 +112,9 @@ class SchedulerState:
         health_probes: probes that came while busy; the next result answers them.
         arrivals: entries into the queue so far; each request has the number of its newest.
         pause: retract or in_place while no batch may be planned.
+        disagg: the further queues of a prefill or decode server.
         generated_ct, prompt_ct, cached_ct: tokens sampled, of first prefills, and of those found in the cache.
+        taken_ct: requests taken from the inbox, refused ones too, health probes not.
     """
 
     cache: KVCache
@@ -131,9 +135,11 @@ class SchedulerState:
     health_probes: int = 0
     arrivals: int = 0
     pause: str | None = None
+    disagg: DisaggQueues = field(default_factory=DisaggQueues)
     generated_ct: int = 0
     prompt_ct: int = 0
     cached_ct: int = 0
+    taken_ct: int = 0
 
     @property
     def at_rest(self) -> bool:
@@ -143,7 +149,8 @@ class SchedulerState:
     @property
     def num_ending(self) -> int:
         """Requests past the queues that were aborted and have not ended yet."""
-        cut = self.chunked_req is not None and self.chunk_aborted is not None
+        chunked = self.chunked_req
+        cut = chunked is not None and chunked.to_finish is None and self.chunk_aborted is not None
         return sum(req.to_finish is not None and not req.finished for req in self.live.values()) + cut
 
     @property
@@ -159,23 +166,50 @@ class SchedulerState:
     @property
     def is_fully_idle(self) -> bool:
         """No request is alive. (A late forward of a finished one may still be under way; it holds nothing.)"""
-        return not self.live
+        return not self.live and not self.disagg.draining
 
     @property
     def num_running(self) -> int:
         """Requests past the queues whose prompt is not being cut: prefilled, decoding, or about to end."""
-        return len(self.live) - self.num_queued - (self.chunked_req is not None)
+        waiting = self.num_queued + self.disagg.num_arriving
+        return len(self.live) - waiting - (self.chunked_req is not None)
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait, for a batch or for a grammar."""
-        return len(self.waiting_queue) + len(self.grammar_queue)
+        """Requests that wait, for a batch, a grammar or the other side, and hold no KV."""
+        return len(self.waiting_queue) + len(self.grammar_queue) + self.disagg.num_queued
+
+    def holding_nothing(self) -> list[Req]:
+        """The requests that `num_queued` counts."""
+        queues = self.disagg
+        return [
+            *self.waiting_queue, *self.grammar_queue, *queues.bootstrap, *queues.prealloc, *queues.retracted
+        ]  # fmt: skip
 
     def enqueue(self, req: Req) -> None:
         """Put a request, new or retracted, behind all that wait."""
         self.arrivals += 1
         req.arrival = self.arrivals
         self.waiting_queue.append(req)
+
+    def give_back(self, req: Req, why: str) -> None:
+        """Free what `req` holds, or put it aside while its transfer still copies from or into its pages."""
+        transfer = req.transfer
+        if transfer is not None and transfer.busy:
+            self.disagg.draining.append(Draining(req.rid, req.namespace, req.kv, transfer, why))
+            req.kv = ReqKvInfo()
+        else:
+            self.cache.release(req, [], insert=False, why=why)
+
+    def drain(self) -> None:
+        """Free what no transfer uses any more."""
+        if not self.disagg.draining:
+            return
+        done = [each for each in self.disagg.draining if not each.transfer.busy]
+        self.disagg.draining = [each for each in self.disagg.draining if each.transfer.busy]
+        for each in done:
+            self.cache.release(each, [], insert=False, why=each.why)
+            self.running_batch.batch_is_full = False
 
     def take_bid(self) -> int:
         bid = self.next_bid

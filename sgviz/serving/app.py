@@ -40,6 +40,7 @@ def create_app(context: ServingContext) -> FastAPI:
     app = FastAPI(title="sgviz", openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.context = context
     app.state.created = int(time.time())
+    app.state.ending = False  # its server stops
     app.state.access = rules = AccessRules()
     for path in ("/flush_cache", "/abort_request", "/configure_logging"):
         rules.declare(path, AuthLevel.ADMIN_OPTIONAL)

@@ -49,6 +49,15 @@ class WeightsInUse(Protocol):
     version: str
 
 
+class Ranks(Protocol):
+    """The schedulers behind the TokenizerManager; `out` are those that get no requests."""
+
+    size: int
+
+    @property
+    def out(self) -> list[int]: ...
+
+
 class ControlDesk(Protocol):
     """What operators ask of the engine; see the TokenizerManager's."""
 
@@ -86,7 +95,9 @@ class ControlDesk(Protocol):
 
     async def slow_down(self, forward_sleep_time: float | None) -> None: ...
 
-    async def get_load(self) -> Load: ...
+    async def get_loads(self) -> Mapping[int, Load]:
+        """By data parallel rank; 0 where there is one."""
+        ...
 
 
 class TokenizerManager(Protocol):
@@ -94,6 +105,9 @@ class TokenizerManager(Protocol):
 
     @property
     def control(self) -> ControlDesk: ...
+
+    @property
+    def ranks(self) -> Ranks: ...
 
     def generate_request(
         self, obj: GenerateReqInput, is_disconnected: IsDisconnected | None = None

@@ -156,7 +156,7 @@ async def slow_down(body: OptionalBody, context: Context) -> Response:
 @router.get("/get_load")
 async def get_load(context: Context) -> Response:
     refuse_unless_up(context.status)
-    return json_response(old_shape(await context.tokenizer_manager.control.get_load()))
+    return json_response(old_shape(await context.tokenizer_manager.control.get_loads()))
 
 
 @router.get("/v1/loads")
@@ -166,20 +166,28 @@ async def loads(
     dp_rank: int | None = None,
     format: Literal["json", "prometheus"] = "json",
 ) -> Response:
-    """The load of each rank (there is one), by sections."""
+    """The load of each rank that lives, or of the one asked for, by sections."""
     refuse_unless_up(context.status)
     sections = sections_of(include)
-    if dp_rank not in (None, 0):
-        raise BadRequest(f"dp_rank must be 0, as there is one rank, got {dp_rank}", param="dp_rank")
-    load = new_shape(await context.tokenizer_manager.control.get_load(), time.time(), sections)
+    loads = await context.tokenizer_manager.control.get_loads()
+    if dp_rank is not None and dp_rank not in loads:
+        there = ", ".join(map(str, loads))
+        raise BadRequest(
+            f"dp_rank must be one of the ranks that live ({there}), got {dp_rank}", param="dp_rank"
+        )
+    shapes = [
+        new_shape(rank, load, time.time(), sections)
+        for rank, load in loads.items()
+        if dp_rank in (None, rank)
+    ]
     if format == "prometheus":
-        return PlainTextResponse(prometheus_text(load), media_type=PROMETHEUS)
+        return PlainTextResponse(prometheus_text(shapes), media_type=PROMETHEUS)
     return json_response(
         {
             "timestamp": datetime.now(UTC).isoformat(),
             "version": context.facts.version,
             "accelerator": context.settings.get("device"),
-            "num_accelerators": 1,
-            "loads": [load],
+            "num_accelerators": len(loads),
+            "loads": shapes,
         }
     )

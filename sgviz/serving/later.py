@@ -54,10 +54,6 @@ def _more_than_n(value: Any, body: Body) -> bool:
     return _is_number(value) and _is_number(n) and value > n
 
 
-def _other_rank(value: Any, body: Body) -> bool:
-    return value is not None and not (_is_number(value) and value == 0)
-
-
 class Later(msgspec.Struct, frozen=True):
     """One field: where it may stand, the feature it belongs to, and when its value changes the answer."""
 
@@ -105,12 +101,6 @@ TABLE: tuple[Later, ...] = (
     Later("return_routed_experts", On.ALL, "experts"),
     Later("max_thinking_tokens", On.ALL, "reasoning budgets", _not_none),
     Later("thinking_budget", On.ALL, "reasoning budgets", _not_none),
-    Later("bootstrap_host", On.ALL, "prefill/decode disaggregation", _not_none),
-    Later("bootstrap_port", On.ALL, "prefill/decode disaggregation", _not_none),
-    Later("bootstrap_room", On.ALL, "prefill/decode disaggregation", _not_none),
-    Later("disagg_prefill_dp_rank", On.ALL, "prefill/decode disaggregation", _not_none),
-    Later("routed_dp_rank", On.ALL, "data parallelism", _other_rank),
-    Later("data_parallel_rank", On.ALL, "data parallelism", _other_rank),
 )
 
 

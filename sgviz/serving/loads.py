@@ -6,6 +6,7 @@ Imports: errors, messages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sgviz.errors import BadRequest
@@ -15,16 +16,17 @@ SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 GB = 1 << 30
 
 
-def old_shape(load: Load) -> list[dict[str, Any]]:
-    """One entry a rank, as /get_load gives it."""
+def old_shape(loads: Mapping[int, Load]) -> list[dict[str, Any]]:
+    """One entry a rank, as /get_load gives it; `loads` by rank."""
     return [
         {
             "rid": None,
-            "dp_rank": 0,
+            "dp_rank": rank,
             "num_reqs": load.num_running_reqs + load.num_waiting_reqs,
             "num_waiting_reqs": load.num_waiting_reqs,
             "num_tokens": load.num_total_tokens,
         }
+        for rank, load in loads.items()
     ]
 
 
@@ -39,10 +41,10 @@ def sections_of(include: str | None) -> frozenset[str]:
     return frozenset(SECTIONS) if "all" in names else frozenset(names)
 
 
-def new_shape(load: Load, timestamp: float, sections: frozenset[str]) -> dict[str, Any]:
+def new_shape(rank: int, load: Load, timestamp: float, sections: frozenset[str]) -> dict[str, Any]:
     """One rank as /v1/loads gives it; the core is always there."""
     out: dict[str, Any] = {
-        "dp_rank": 0,
+        "dp_rank": rank,
         "timestamp": timestamp,
         "num_running_reqs": load.num_running_reqs,
         "num_waiting_reqs": load.num_waiting_reqs,
@@ -72,16 +74,22 @@ def new_shape(load: Load, timestamp: float, sections: frozenset[str]) -> dict[st
     return out
 
 
-def prometheus_text(load: dict[str, Any]) -> str:
-    """The numbers of one rank as gauges, those of a section under its name."""
-    rank = load["dp_rank"]
+def prometheus_text(loads: Sequence[Mapping[str, Any]]) -> str:
+    """The numbers of all ranks as gauges, those of a section under its name."""
+    samples: dict[str, list[str]] = {}
+    for load in loads:
+        for name, number in _flat(load).items():
+            metric = f"sglang_{name}"
+            samples.setdefault(metric, []).append(f'{metric}{{dp_rank="{load["dp_rank"]}"}} {number}')
+    lines = [line for name, values in samples.items() for line in (f"# TYPE {name} gauge", *values)]
+    return "\n".join(lines) + "\n"
+
+
+def _flat(load: Mapping[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for name, value in load.items():
         if isinstance(value, dict):
             flat.update({f"{name}_{part}": number for part, number in value.items()})
         elif name != "dp_rank":
             flat[name] = value
-    lines = []
-    for name, value in flat.items():
-        lines += [f"# TYPE sglang_{name} gauge", f'sglang_{name}{{dp_rank="{rank}"}} {value}']
-    return "\n".join(lines) + "\n"
+    return flat

@@ -65,7 +65,7 @@ class MainProcess:
         request = httpx2.Request(
             scope["method"],
             "http://main/",
-            headers=_end_to_end(scope["headers"], MADE_ANEW),
+            headers=end_to_end(scope["headers"], MADE_ANEW),
             content=body,
             # a URL would be tidied up: `/a/../b` is another path than `/b`
             extensions={"target": scope["raw_path"] + (b"?" + query if query else b"")},
@@ -121,7 +121,7 @@ class PassOn:
         if body["type"] == "http.disconnect":
             return
         work = asyncio.create_task(self._answer(scope, body.get("body", b""), receive, send))
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -157,7 +157,7 @@ class _BodyKeys(AuthMiddleware):
         return error
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     """Wait until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -166,7 +166,7 @@ async def _until_gone(receive: Receive) -> None:
 async def _pass_back(response: httpx2.Response, send: Send) -> None:
     """Raises Unavailable, and leaves the answer without an end, if it breaks off."""
     raw = response.headers.raw
-    headers = _end_to_end(raw, frozenset({b"date"}))
+    headers = end_to_end(raw, frozenset({b"date"}))
     if b"close" in _named(raw):
         headers.append((b"connection", b"close"))
     try:
@@ -180,7 +180,7 @@ async def _pass_back(response: httpx2.Response, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _end_to_end(headers: RawHeaders, without: frozenset[bytes]) -> RawHeaders:
+def end_to_end(headers: RawHeaders, without: frozenset[bytes]) -> RawHeaders:
     """The headers that are not about the one connection, nor of `without`."""
     left_out = OF_THE_HOP | _named(headers) | without
     lowered = [(name.lower(), value) for name, value in headers]

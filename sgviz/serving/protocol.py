@@ -89,6 +89,12 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True):
     structural_tag: str | dict[str, Any] | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
+    routed_dp_rank: Int64 | None = None
+    data_parallel_rank: Int64 | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
+    disagg_prefill_dp_rank: int | None = None
 
 
 class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -137,6 +143,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     require_reasoning: bool | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
+    routed_dp_rank: Int64 | None = None
+    data_parallel_rank: Int64 | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
+    disagg_prefill_dp_rank: int | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True):

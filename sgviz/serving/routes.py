@@ -31,6 +31,7 @@ from sgviz.serving.protocol import (
     is_ids,
     parse,
 )
+from sgviz.serving.routing import tell_ranks_out
 from sgviz.serving.serving_base import check_model, refuse_unless_up
 from sgviz.serving.tools import check_tools
 
@@ -86,9 +87,10 @@ async def health_generate(context: Context) -> Response:
 @router.get("/ready")
 @router.get("/ping")
 async def ready(context: Context) -> Response:
-    """200 when requests are taken, without asking the engine."""
+    """200 when requests are taken, without asking the engine; a header names ranks that get none."""
     refuse_unless_up(context.status)
-    return Response()
+    ranks = context.tokenizer_manager.ranks
+    return Response(headers=tell_ranks_out(ranks.out, ranks.size))
 
 
 async def _probe(context: ServingContext) -> Response:
@@ -155,7 +157,7 @@ async def server_info(context: Context) -> Response:
             "served_model_name": context.facts.served_model_name,
             "version": context.facts.version,
             "status": context.status.state,
-            "internal_states": [reply.state],
+            "internal_states": reply.state.get("ranks", [reply.state]),
         }
     )
 

@@ -36,7 +36,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class ServerHandle:
     """A running server. Make one with `await ServerHandle.start(...)`."""
 
-    def __init__(self, server: _Server, task: asyncio.Task[None], host: str, port: int) -> None:
+    def __init__(self, app: FastAPI, server: _Server, task: asyncio.Task[None], host: str, port: int) -> None:
+        self._app = app
         self._server = server
         self._task = task
         self._scheme = "https" if server.config.is_ssl else "http"
@@ -79,10 +80,14 @@ class ServerHandle:
             listener.close()
             task.result()
         at = listener.getsockname()
-        return cls(server, task, host, at[1] if isinstance(at, tuple) else 0)
+        return cls(app, server, task, host, at[1] if isinstance(at, tuple) else 0)
 
     async def stop(self, grace: float = 30.0) -> None:
-        """Take no more connections, give running answers `grace` seconds, then cut them; idempotent."""
+        """Take no more connections, give running answers `grace` seconds, then cut them; idempotent.
+
+        `app.state.ending` tells answers that have no end of their own.
+        """
+        self._app.state.ending = True
         self._server.config.timeout_graceful_shutdown = max(grace, 0.01)  # type: ignore[assignment]
         self._server.should_exit = True
         await asyncio.wait((self._task,))

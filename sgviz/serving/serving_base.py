@@ -1,7 +1,6 @@
 """The way of every generating request through this stage: parse, validate, convert, then one of two branches.
 
-Mirrors SGLang's `OpenAIServingBase.handle_request`; /generate takes the same way here. Simplified: routing
-headers are not read.
+Mirrors SGLang's `OpenAIServingBase.handle_request`; /generate takes the same way here.
 Imports: errors, messages, events.
 """
 
@@ -27,6 +26,7 @@ from sgviz.serving.context import EngineOutput, ModelFacts, ServerState, ServerS
 from sgviz.serving.http_errors import as_sgviz_error, error_body
 from sgviz.serving.protocol import GenerateRequest, OpenAIRequest, parse
 from sgviz.serving.reply import BodyResponse, ClientWatch, EngineStream, EventStream, Reply
+from sgviz.serving.routing import asked_rank, take_meeting
 from sgviz.serving.vector_protocol import VectorRequest
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -84,7 +84,10 @@ class ServingBase(ABC, Generic[R]):
             labels = self.context.custom_labels.of(http.headers)
             tell_received(self.context.trace, rids, self._arrival(request, http.url.path), labels)
             self._validate_request(request, body)
+            rank = asked_rank(http.headers, request)
             obj = await self._convert_to_internal_request(request)
+            obj.routed_dp_rank = rank
+            take_meeting(request, obj)
             obj.rid, obj.received_ns = rid, received_ns
             tell_converted(self.context.trace, rids, obj)
             return await self._generate(request, rid if isinstance(rid, str) else rid[0], obj, reply, http)

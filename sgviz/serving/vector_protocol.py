@@ -23,6 +23,8 @@ class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: Int64 | None = None
+    routed_dp_rank: Int64 | None = None
+    data_parallel_rank: Int64 | None = None
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from sgviz.messages import (
     TokenizedGenerateReqInput,
 )
 from sgviz.messages.generate import new_rid, prompt_rids
+from sgviz.tokenizer_manager.bootstrap import apart
 from sgviz.tokenizer_manager.flow import Flow
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
 from sgviz.tokenizer_manager.state import ReqState
@@ -68,10 +69,14 @@ class RequestRun:
         """
         prompts = self._preparer.split(self._obj)
         outer = [] if self._obj.is_single else self._open(self._obj.rid)
-        if _params(prompts[0]).n > 1:
+        n = _params(prompts[0]).n
+        if n > 1 and prompts[0].bootstrap_room is not None:
+            families = [family for prompt in prompts for family in [outer + self._open(prompt.rid)] * n]
+            await self._launch_each(apart(prompts, n), families, lone=False)
+        elif n > 1:
             await self._launch_copies(prompts, outer)
         else:
-            await self._launch_each(prompts, outer)
+            await self._launch_each(prompts, [outer] * len(prompts), lone=self._obj.is_single)
 
     def outputs(self) -> AsyncGenerator[Output | list[Output], None]:
         """Streaming: what arrives next, cumulative. Otherwise one dict, or one list of them in order."""
@@ -107,10 +112,11 @@ class RequestRun:
         for family in self._families:
             self._table.close_family(family)
 
-    async def _launch_each(self, prompts: list[GenerateReqInput], outer: list[Family]) -> None:
-        lone = self._obj.is_single
+    async def _launch_each(
+        self, prompts: list[GenerateReqInput], families: list[list[Family]], *, lone: bool
+    ) -> None:
         self._answers = [
-            self._register(prompt, outer, None if lone else i) for i, prompt in enumerate(prompts)
+            self._register(prompt, families[i], None if lone else i) for i, prompt in enumerate(prompts)
         ]
         await self._enter(self._answers)
         if all(state.finished for state in self._answers):

@@ -1,7 +1,7 @@
 """ControlDesk: pauses, other weights, profiles, a slower device and the load, asked of the scheduler by callers.
 
-Mirrors the control part of SGLang's TokenizerManager. One scheduler, so one answer to each question; what pauses,
-continues and changes weights reaches it one by one. One asyncio loop owns a desk.
+Mirrors the control part of SGLang's TokenizerManager. Of several schedulers all are asked, and what they answer is one
+answer; what pauses, continues and changes weights reaches them one by one. One asyncio loop owns a desk.
 Imports: messages, events, errors, this folder.
 """
 
@@ -37,6 +37,7 @@ from sgviz.messages.flow import (
     UpdateWeightFromDiskReqOutput,
 )
 from sgviz.messages.generate import new_rid
+from sgviz.messages.parallel import ActiveRanksOutput
 from sgviz.messages.workers import (
     AbortBroadcastReq,
     HoldForWeightsReq,
@@ -47,6 +48,8 @@ from sgviz.messages.workers import (
 from sgviz.tokenizer_manager.crew import Crew
 from sgviz.tokenizer_manager.flow import Flow
 from sgviz.tokenizer_manager.follower import ABORTED_BY_PAUSE, ABORTED_FOR_WEIGHTS
+from sgviz.tokenizer_manager.merge import total_load
+from sgviz.tokenizer_manager.rank_weights import RankWeights
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.table import RequestTable
 from sgviz.tokenizer_manager.weights import Weights
@@ -86,6 +89,7 @@ class ControlDesk:
         self._trace = trace
         self._start = start
         self._refusal = refusal
+        self._rank_weights = RankWeights(replies, replies.ranks, self._tell_aside)
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()  # membership only
 
@@ -125,7 +129,8 @@ class ControlDesk:
         """Run with the weights at `model_path` from now on, a model of the same shapes; returns what was done.
 
         Requests under way are waited for (or ended, with `abort_all_requests`), new ones wait. In a pause they stand
-        still and go on with the new weights. If anything is wrong the old weights stay, whole.
+        still and go on with the new weights. If anything is wrong the old weights stay, whole; of several ranks those
+        of all, as a rank that has taken the new ones goes back (or is set aside, if it cannot).
 
         Args:
             model_path: as the engine takes it. load_format: auto or safetensors.
@@ -188,11 +193,15 @@ class ControlDesk:
         await self._ask(SlowDownReqInput(id=new_rid(), forward_sleep_time=forward_sleep_time))
 
     async def get_load(self) -> Load:
+        """Of all ranks together."""
+        return total_load(list((await self.get_loads()).values()))
+
+    async def get_loads(self) -> dict[int, Load]:
+        """Of each rank that lives, by its number."""
         self._start()
         self._check_alive()
-        reply = await self._replies.ask(GetLoadsReqInput(id=new_rid()), ANSWER_TIMEOUT_S)
-        assert isinstance(reply, GetLoadsReqOutput)
-        return reply.load
+        parts = await self._replies.ask_each(GetLoadsReqInput(id=new_rid()), ANSWER_TIMEOUT_S)
+        return {rank: reply.load for rank, reply in parts.items() if isinstance(reply, GetLoadsReqOutput)}
 
     async def update_weight_version(self, new_version: str, abort_all_requests: bool = True) -> None:
         """Name the weights otherwise, without changing them.
@@ -271,18 +280,25 @@ class ControlDesk:
         if abort_all:
             self._table.abort_all(ABORTED_FOR_WEIGHTS)
         async with self._all_held(abort_all), self._one_at_a_time:
-            reply = await self._ask(question, LOAD_TIMEOUT_S)
-            assert isinstance(reply, UpdateWeightFromDiskReqOutput)
-            self.weights.model_path, self.weights.version = question.model_path, question.weight_version
+            self._start()
+            self._check_alive()
+            reply = await self._rank_weights.change(question, self.weights, LOAD_TIMEOUT_S)
             for rid, tokens in reply.progress.items():
                 if (state := self._table.rid_to_state.get(rid)) is not None:
                     state.weight_changes.append((tokens, question.weight_version))
+            if not reply.success:
+                raise from_status(reply.status, reply.message, param=reply.param)
+            self.weights.model_path, self.weights.version = question.model_path, question.weight_version
             named = WeightsNamedReq(
                 id=new_rid(), model_path=question.model_path, weight_version=question.weight_version,
                 progress=reply.progress,
             )  # fmt: skip
             await self._crew.ask(named, ANSWER_TIMEOUT_S)
         return reply
+
+    def _tell_aside(self) -> None:
+        ranks = self._replies.ranks
+        self._sender.send(ActiveRanksOutput(status=ranks.status, aside=ranks.aside))
 
     @asynccontextmanager
     async def _all_held(self, abort_all: bool) -> AsyncIterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
+from sgviz.messages import FinishReason
 from sgviz.messages.workers import AckedOrder, Told
 
 
@@ -19,6 +20,10 @@ class Crew(Protocol):
 
     def live_requests(self) -> list[dict[str, Any]]:
         """What is known of each of them here."""
+        ...
+
+    def fail_rank(self, rank: int, reason: FinishReason) -> int:
+        """End their requests that a lost data parallel rank had, for `reason`; how many there were."""
         ...
 
     def tell(self, order: Told) -> None:
@@ -41,6 +46,9 @@ class NoCrew:
 
     def live_requests(self) -> list[dict[str, Any]]:
         return []
+
+    def fail_rank(self, rank: int, reason: FinishReason) -> int:
+        return 0
 
     def tell(self, order: Told) -> None:
         pass

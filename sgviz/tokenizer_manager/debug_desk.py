@@ -86,6 +86,13 @@ class DebugDesk:
             with contextlib.suppress(Unavailable):  # it is gone, and nobody waits for it
                 self._sender.send(DebugReq(id="", session="", command=Detach()))
 
+    def lose(self, rank: int) -> None:
+        """A scheduler died, others live: if it was the one that debuggers attach to, nobody is attached any more."""
+        if rank == 0:
+            self.status = DebugStatus()
+            self._time.go_on()
+            self._news.set()
+
     def fail(self, error: SgvizError) -> None:
         """The engine ended: whoever waits for a stop hears it."""
         self._failure = error

@@ -1,6 +1,6 @@
 """TokenizerManager: the engine's face in the main process's asyncio loop.
 
-Mirrors SGLang's TokenizerManager. What is simplified: one scheduler; no LoRA. All methods belong to one event loop:
+Mirrors SGLang's TokenizerManager. What is simplified: no LoRA. All methods belong to one event loop:
 from another thread use `call_soon_threadsafe` or `run_coroutine_threadsafe`.
 Imports: messages, channel, errors, events.
 """
@@ -19,6 +19,7 @@ from sgviz.events.clock import Clock
 from sgviz.events.schema import ResponseFinished
 from sgviz.events.tracer import Tracer
 from sgviz.messages import (
+    ActiveRanksOutput,
     FinishReason,
     FlushCacheReqInput,
     FlushCacheReqOutput,
@@ -37,7 +38,9 @@ from sgviz.tokenizer_manager.debug_desk import DebugDesk
 from sgviz.tokenizer_manager.engine_time import EngineTime
 from sgviz.tokenizer_manager.flow import Flow
 from sgviz.tokenizer_manager.follower import Follower
+from sgviz.tokenizer_manager.merge import accounts, merged
 from sgviz.tokenizer_manager.meta import Output, OutputBuilder
+from sgviz.tokenizer_manager.ranks import Ranks
 from sgviz.tokenizer_manager.receive import Incoming, ResultReceiver
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.request_log import RequestLog, live_request
@@ -70,6 +73,7 @@ class TokenizerManager:
         request_log: writes lines about requests; None: nothing is logged of them.
         crew: tokenizer workers that this one leads. is_worker: it is one, so pauses are told by its leader, and it
             tells the router of requests that it gives up.
+        ranks: the schedulers, if there are several.
         on_failure: told why when nothing can be received any more, after every waiter got its error.
     """
 
@@ -89,7 +93,9 @@ class TokenizerManager:
         request_log: RequestLog | None = None,
         crew: Crew | None = None,
         is_worker: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self._crew = crew = crew or NoCrew()
         self._log = request_log or RequestLog()
         self.limits = limits
@@ -116,12 +122,12 @@ class TokenizerManager:
         self._open_desks(weights)
         self._results = ResultReceiver(
             receiver=receiver, table=self._table, replies=self._replies, desk=self.debug, codec=codec,
-            trace=trace, clock=clock,
+            trace=trace, clock=clock, ranks=self.ranks,
         )  # fmt: skip
 
     def _open_desks(self, weights: Weights) -> None:
         """Where questions are put to the scheduler, by subject."""
-        self._replies = Replies(self._sender, self._time)
+        self._replies = Replies(self._sender, self._time, self.ranks)
         self.sessions = SessionDesk(self._replies, self.start)
         self.debug = DebugDesk(self._sender, self._replies, self._time)
         self.control = ControlDesk(
@@ -222,19 +228,24 @@ class TokenizerManager:
     async def get_internal_state(self, timeout: float = REPLY_TIMEOUT_S) -> GetInternalStateReqOutput:
         """The engine's account of itself: queue lengths, pool counts, limits, and who knows how many requests.
 
+        Of several ranks it is the sum, and `ranks` has the account of each, with why it is lost if it is.
+
         Raises:
             Unavailable: it did not answer in time.
         """
         self.start()
         start, signs = self._clock.now(), self._results.signs
         try:
-            reply = await self._replies.ask(GetInternalStateReq(id=new_rid()), timeout)
+            parts = await self._replies.ask_each(GetInternalStateReq(id=new_rid()), timeout)
         except Unavailable:
             if self._refusal is None and signs.silent_since(start) == DETOKENIZER:
                 why = f"the detokenizer did not pass on the scheduler's answer within {timeout:g} s"
                 raise Unavailable(why) from None
             raise
+        reply = merged(list(parts.values()))
         assert isinstance(reply, GetInternalStateReqOutput)
+        if self.ranks.size > 1:
+            reply.state["ranks"] = accounts(parts, self.ranks)
         reply.state["num_tokenizer_manager_reqs"] = len(self.rid_to_state) + self._crew.live
         reply.state["parked"] = self.debug.status.parked  # by a debugger: time limits stand still
         return reply
@@ -254,6 +265,18 @@ class TokenizerManager:
         with suppress(TimeoutError):
             await self._time.wait_for(signs.all_since(start), timeout)
         return signs.silent_since(start) if self._refusal is None else "engine"
+
+    def lose_rank(self, rank: int, why: str) -> None:
+        """A data parallel rank died, others live: its requests end with 503, nothing waits for it or goes to it."""
+        self.ranks.lost[rank] = why
+        self.ranks.aside.pop(rank, None)
+        reason = self.ranks.why_ended(rank)
+        ended = self._table.fail_rank(rank, reason) + self._crew.fail_rank(rank, reason)
+        self._replies.lose(rank)
+        self.debug.lose(rank)
+        self._results.signs.lose(rank)
+        ranks = self.ranks
+        self._sender.send(ActiveRanksOutput(status=ranks.status, why=why, requests=ended, aside=ranks.aside))
 
     def fail_all(self, message: str, status: int = 503) -> None:
         """The engine is gone: every waiter gets an abort with `status`, and no new request is taken."""

@@ -63,7 +63,7 @@ class OutputBuilder:
             "cached_tokens": state.cached_tokens if state.cached_before is None else state.cached_before,
             "num_retractions": state.num_retractions,
             "weight_version": self._weights.version,
-            "dp_rank": 0,
+            "dp_rank": state.dp_rank or 0,
         }
         if state.weight_changes:
             meta["weight_version_changes"] = [list(change) for change in state.weight_changes]

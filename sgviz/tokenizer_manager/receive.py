@@ -24,12 +24,14 @@ from sgviz.messages import (
     FlushCacheReqOutput,
     GetInternalStateReqOutput,
     OutputColumns,
+    RoutedReq,
     SessionReply,
     ToTokenizer,
 )
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.debug_desk import DebugDesk
 from sgviz.tokenizer_manager.logprobs import LogprobReader
+from sgviz.tokenizer_manager.ranks import Ranks
 from sgviz.tokenizer_manager.replies import Replies
 from sgviz.tokenizer_manager.signs import SignsOfLife
 from sgviz.tokenizer_manager.state import ReqState
@@ -60,7 +62,9 @@ class ResultReceiver:
         codec: TextCodec,
         trace: Tracer,
         clock: Clock,
+        ranks: Ranks,
     ) -> None:
+        self._ranks = ranks
         self._receiver = receiver
         self._table = table
         self._replies = replies
@@ -68,7 +72,7 @@ class ResultReceiver:
         self._logprobs = LogprobReader(codec)
         self._trace = trace
         self._clock = clock
-        self.signs = SignsOfLife(clock)
+        self.signs = SignsOfLife(clock, ranks.size)
 
     async def handle_loop(self) -> None:
         """Receive for ever."""
@@ -85,6 +89,8 @@ class ResultReceiver:
             self._handle_abort(message)
         elif isinstance(message, FlushCacheReqOutput | GetInternalStateReqOutput | FlowReply | SessionReply):
             self._replies.answer(message)
+        elif isinstance(message, RoutedReq):
+            self._handle_routed(message)
         elif isinstance(message, DebugReqOutput):
             self._desk.take(message)
         # a HealthCheckOutput has done its work by arriving
@@ -126,6 +132,7 @@ class ResultReceiver:
 
     def _absorb(self, state: ReqState, batch: OutputColumns, i: int) -> None:
         state.take_stats(batch.time_stats[i])
+        state.dp_rank = batch.dp_rank
         if batch.output_ids[i] and not state.stats.first_token:
             state.stats.first_token = self._clock.now()
         if isinstance(batch, BatchStrOutput):
@@ -151,3 +158,14 @@ class ResultReceiver:
         why = message.message or ABORTED_IN_QUEUE
         self._table.finish(state, message.finished_reason or FinishReason(type="abort", message=why))
         state.wake()
+
+    def _handle_routed(self, message: RoutedReq) -> None:
+        """Note who has which request; what a lost rank got before that was known ends as the others it had."""
+        for rid, created, rank in zip(message.rids, message.created, message.dp_ranks):
+            state = self._table.rid_to_state.get(rid)
+            if state is None or state.stats.created != created:
+                continue
+            state.dp_rank = rank
+            if rank in self._ranks.lost:
+                self._table.finish(state, self._ranks.why_ended(rank))
+                state.wake()

@@ -27,6 +27,8 @@ class Limits:
         vocab_size: ids of the model are 0 to vocab_size - 1.
         logit_processors: names that requests may give as their custom_logit_processor.
         embedding: how the model makes vectors; None: it does not. is_generation: it generates tokens.
+        dp_size: schedulers, of which a request may name one. by_room: its bootstrap_room chooses it.
+        disaggregation_mode: prefill or decode, of a server that is one side of a pair; else null.
     """
 
     context_len: int
@@ -38,6 +40,9 @@ class Limits:
     logit_processors: tuple[str, ...] = ()
     embedding: EmbeddingSpec | None = None
     is_generation: bool = True
+    dp_size: int = 1
+    by_room: bool = False
+    disaggregation_mode: str = "null"
 
     def most_new_tokens(self, prompt: int) -> int:
         """The longest output after a prompt of so many tokens."""
@@ -62,6 +67,7 @@ class ReqState:
         cached_before: of a sample (n > 1), the prompt tokens found cached before its own warm-up; the caller is
             told these, not what that warm-up left for it. None: no warm-up.
         weight_changes: output tokens after which other weights took over, and their version.
+        dp_rank: the scheduler that has it; None: not told yet.
         output_ids, logprobs: everything so far. embedding: the vector of a request for one (float32 as bytes).
     """
 
@@ -80,6 +86,7 @@ class ReqState:
     cached_tokens: int = 0
     cached_before: int | None = None
     num_retractions: int = 0
+    dp_rank: int | None = None
     weight_changes: list[tuple[int, str]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs = field(default_factory=Logprobs)

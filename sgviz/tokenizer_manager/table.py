@@ -121,6 +121,14 @@ class RequestTable:
             self.finish(state, reason)
             state.wake()
 
+    def fail_rank(self, rank: int, reason: FinishReason) -> int:
+        """End every request that data parallel rank `rank` had with `reason`; how many there were."""
+        had = [state for state in self.rid_to_state.values() if state.dp_rank == rank and state.dispatched]
+        for state in had:
+            self.finish(state, reason)
+            state.wake()
+        return len(had)
+
     def abort(self, name: str, why: str) -> None:
         """End the rid `name` and what the request `name` fanned out into; unknown names are harmless."""
         family = self._families.get(name)

@@ -21,6 +21,7 @@ from sgviz.messages.generate import LONG_TEXT, MAX_TOKEN_CHARS, new_rid, prompt_
 from sgviz.messages.rids import check_rid, check_unicode
 from sgviz.messages.sampling import TOP_K_ALL
 from sgviz.tokenizer_manager.asked_logprobs import check_processor, spread_token_ids, start_of, token_ids_of
+from sgviz.tokenizer_manager.bootstrap import rank_to_run, spread_meeting
 from sgviz.tokenizer_manager.codec import TextCodec
 from sgviz.tokenizer_manager.session_desk import check_turn, leading_id
 from sgviz.tokenizer_manager.state import Limits
@@ -70,6 +71,9 @@ class Preparer:
         _check_priority(obj.priority)
         check_processor(obj.custom_logit_processor, self._limits.logit_processors)
         check_unicode("extra_key", obj.extra_key or "")
+        mode, by_room = self._limits.disaggregation_mode, self._limits.by_room
+        routed_dp_rank = rank_to_run(obj, self._limits.dp_size, mode)
+        meetings = spread_meeting(obj, size, params[0].n, mode, by_room=by_room)
         return [
             msgspec.structs.replace(
                 obj,
@@ -83,9 +87,11 @@ class Preparer:
                 token_ids_logprob=ids if logprob else None,
                 session_params=turn,
                 extra_key=obj.extra_key or None,
+                routed_dp_rank=routed_dp_rank,
+                **meeting,
             )
-            for prompt, rid, param, logprob, top, start, ids, turn in zip(
-                prompts, rids, params, logprobs, tops, starts, token_ids, turns
+            for prompt, rid, param, logprob, top, start, ids, turn, meeting in zip(
+                prompts, rids, params, logprobs, tops, starts, token_ids, turns, meetings
             )
         ]
 
@@ -120,7 +126,13 @@ class Preparer:
             custom_logit_processor=one.custom_logit_processor,
             require_reasoning=None if one.require_reasoning is None else bool(one.require_reasoning),
             priority=one.priority,
+            routed_dp_rank=one.routed_dp_rank,
         )
+        if one.bootstrap_room is not None:
+            host, port, room = one.bootstrap_host, one.bootstrap_port, one.bootstrap_room
+            assert not (isinstance(host, list) or isinstance(port, list) or isinstance(room, list))
+            message.bootstrap_host, message.bootstrap_port, message.bootstrap_room = host, port, room
+            message.disagg_prefill_dp_rank = one.disagg_prefill_dp_rank
         if one.session_params is not None:
             message.session_params = _single(one.session_params)
             message.bos_token_id = leading_id(self._codec)

@@ -76,13 +76,14 @@ def run_virtual(
         after: asked at the end of each request for arrivals that follow from it (closed loops, turns).
 
     Raises:
-        ConfigError: the device is not simulated, or a setting does not fit.
+        ConfigError: the device is not simulated, or a setting does not fit: there is one scheduler in virtual time.
     """
     if not settings.model.device.startswith(DEVICE_PREFIX):
         raise ConfigError(
             f"virtual time needs a simulated device, not {settings.model.device!r}; take one such as sim:h100-sxm",
             param="device",
         )
+    _check_alone(settings)
     chosen = _host(host)
 
     def run() -> VirtualRun:
@@ -105,6 +106,21 @@ def run_virtual(
         )
 
     return _outside_of_a_loop(run)
+
+
+def _check_alone(settings: Settings) -> None:
+    size, mode = settings.parallel.dp_size, settings.disaggregation.disaggregation_mode
+    if size > 1:
+        raise ConfigError(
+            f"virtual time has one scheduler, and dp_size is {size}; several run on the wall clock",
+            param="dp_size",
+        )
+    if mode != "null":
+        raise ConfigError(
+            f"virtual time has one scheduler that does both, and disaggregation_mode is {mode}; the two sides run on "
+            "the wall clock",
+            param="disaggregation_mode",
+        )
 
 
 def _host(host: str | Host) -> Host:

@@ -18,8 +18,13 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
         Cause.CONVERT: ("tokenize", ""),
         Cause.TOKENIZE: ("tokenize", "//"),
         Cause.DISPATCH: ("tokenize", "\\\\"),
+        Cause.CONTROLLER: ("tokenize", "--"),
         Cause.INBOX: ("tokenize", ".."),
         Cause.INTAKE: ("tokenize", "xx"),
+        Cause.BOOTSTRAP: ("bootstrap", ""),
+        Cause.PREALLOC: ("prealloc", ""),
+        Cause.AWAITS_KV: ("prealloc", "//"),
+        Cause.TRANSFER: ("transfer", ""),
         Cause.PLANNING: ("queue", ""),
         Cause.KV: ("queue", "//"),
         Cause.ROWS: ("queue", "||"),
@@ -53,6 +58,7 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
         Cause.RESPOND: ("output", "\\\\"),
         Cause.CLIENT: ("output", "xx"),
         Cause.CHILDREN: ("output", "++"),
+        Cause.ROUTE: ("tokenize", "++"),
         Cause.UNEXPLAINED: ("alert", ""),
     }
 )

@@ -18,6 +18,7 @@ from sgviz.viz.style import Theme, theme
 
 LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e_latency", "E2E"))
 WHICH = ("median", "p90", "p99")
+RANKS_HEIGHT = 2.2  # inches
 RUN_COLOURS = ("#b7a98c", "#54708f", "#8c6f5a", "#9fb3a6", "#7a7f8c")  # of no phase, mode or memory state
 
 
@@ -28,27 +29,32 @@ def comparison_figure(
     source: str,
     seconds: float | None = None,
     look: str = "light",
+    rank_loads: pd.DataFrame | None = None,
 ) -> Figure:
     """Draw a comparison.
 
     Args:
         accounts: of one repeat by run name. every_run: a row for each `(run, repeat)` with the columns of
             bench_serving. source: printed below the title. seconds: of the lanes; None: about ten forwards.
+        rank_loads: `prompt_tokens` for each `(run, data parallel rank)`; None: no run had several.
 
     Raises:
         BadRequest: nothing was launched, or `seconds` or `look` is not allowed.
     """
     colours, names = theme(look), list(accounts)
     height = 0.75 + 0.62 * len(names)
-    figure = Figure(figsize=(11.5, 2 * height + 4.9), layout="constrained", facecolor=colours.ground)
+    heights = [height, height, 2.9] + ([RANKS_HEIGHT] if rank_loads is not None else [])
+    figure = Figure(figsize=(11.5, sum(heights) + 2.0), layout="constrained", facecolor=colours.ground)
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3, 1, height_ratios=[height, height, 2.9])
-    top, middle, bottom = (figure.add_subfigure(grid[row]) for row in range(3))
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    top, middle, bottom, *rest = parts = [figure.add_subfigure(grid[row]) for row in range(len(heights))]
     lanes = top.subplots()
     draw_lanes(lanes, accounts, seconds=seconds, look=look)
     draw_account(middle.subplots(), accounts, look=look)
     draw_percentiles(bottom.subplots(1, len(LATENCIES) + 1), every_run, names, colours)
-    for part in (top, middle, bottom):
+    for part in rest if rank_loads is not None else ():
+        draw_ranks(part.subplots(1, len(names), squeeze=False)[0], rank_loads, colours)
+    for part in parts:
         part.set_facecolor(colours.ground)
     repeats = int(every_run.groupby(level=0).size().max())
     title = f"{' against '.join(names)}, {repeats} repeats" if repeats > 1 else " against ".join(names)
@@ -74,6 +80,23 @@ def draw_percentiles(
     )  # fmt: skip
     for text in (*legend.get_texts(), legend.get_title()):
         text.set_color(colours.text)
+
+
+def draw_ranks(axes: Sequence[Axes], rank_loads: pd.DataFrame, colours: Theme) -> None:
+    """Prompt tokens of each rank, a picture a run, all of one scale; the line is the mean over the run's ranks."""
+    tokens = rank_loads["prompt_tokens"]
+    for number, (ax, name) in enumerate(zip(axes, dict.fromkeys(tokens.index.get_level_values(0)))):
+        mine = tokens.xs(name, level=0)
+        ax.bar(range(len(mine)), mine, 0.7, color=RUN_COLOURS[number % len(RUN_COLOURS)], linewidth=0)
+        ax.set_xlabel("rank", fontsize=8, color=colours.muted)
+        ax.axhline(mine.mean(), color=colours.text, linewidth=1, linestyle=(0, (4, 3)))
+        ax.set_xticks(range(len(mine)), [f"{rank}" for rank in mine.index])
+        plain(ax, colours)
+        ax.grid(False, axis="x")
+        ax.set_ylim(0, max(tokens.max() * 1.05, 1))
+        most = f"{mine.max() / mine.mean():.2f} x mean" if mine.sum() else "nothing"
+        ax.set_title(f"{name}: {most}", fontsize=9, color=colours.text)
+    axes[0].set_ylabel("prompt tokens", fontsize=9, color=colours.text)
 
 
 def _groups(

@@ -30,7 +30,7 @@ body { font: 14px system-ui, sans-serif; margin: 12vh auto; max-width: 24em; }</
 <form><p>This page needs the server's %(kind)s key.</p><input type="password" autofocus autocomplete="off">
 <button>open</button><p id="said"></p></form><script>
 async function open_(key) {
-  const answer = await fetch(location.pathname, { headers: { Authorization: "Bearer " + key } });
+  const answer = await fetch(location.pathname + location.search, { headers: { Authorization: "Bearer " + key } });
   if (!answer.ok) {
     sessionStorage.removeItem("sgviz-key");
     said.textContent = "This key is not the right one.";
@@ -54,10 +54,16 @@ def module_text() -> str:
     return MODULE.read_text(encoding="utf-8")
 
 
-def live_page(title: str, *, debuggable: bool) -> str:
-    """The whole page. `debuggable`: the server has /sgviz/debug, so the stepper is shown."""
+def live_page(title: str, *, debuggable: bool, rank: int | None = None) -> str:
+    """The whole page.
+
+    Args:
+        debuggable: the server has /sgviz/debug, so the stepper is shown. rank: which scheduler is shown first; None:
+            there is one.
+    """
     colours = themes()
-    options = json.dumps({"themes": colours, "debuggable": debuggable})
+    first = {} if rank is None else {"rank": rank}
+    options = json.dumps({"themes": colours, "debuggable": debuggable, **first})
     style = STYLE % {"light": colours["light"]["ground"], "dark": colours["dark"]["ground"]}
     # exported names are of use to a bundle of modules only; here all is one script
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>

@@ -18,10 +18,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sgviz.recording import Recording
+from sgviz.recording.balance import imbalance, rank_loads
 from sgviz.viz.batch_figure import batches_figure
 from sgviz.viz.explain_figure import explain_figure
 from sgviz.viz.latency_figure import inter_token_ms, latency_figure
 from sgviz.viz.memory_figure import kv_figure, tree_figure
+from sgviz.viz.ranks_figure import ranks_figure
 from sgviz.viz.run_figure import run_figure, source_line
 from sgviz.viz.waits_figure import waits_figure
 
@@ -52,12 +54,22 @@ def report_html(rec: Recording, *, title: str = "") -> str:
         _summary(rec),
         _audit(rec),
     ]
-    for words, draw in _figures():
-        parts += [f"<h2>{html.escape(words)}</h2>", _image(draw(rec), words)]
+    several = len(rec.ranks) > 1
+    if several:
+        parts += ["<h2>The ranks</h2>", image_html(ranks_figure(rec), "load of the ranks"), _ranks(rec)]
+    for rank in rec.ranks:
+        for words, draw in _figures():
+            words += f", rank {rank}" if several else ""
+            parts += [f"<h2>{html.escape(words)}</h2>", image_html(draw(rec.rank(rank)), words)]
     parts += list(_slowest(rec))
-    parts.append(_cost(rec, time.perf_counter() - began))
+    parts.append(cost_html(rec, time.perf_counter() - began))
+    return page_html(title or rec.source, parts)
+
+
+def page_html(title: str, parts: Iterable[str]) -> str:
+    """A whole page of these parts."""
     body = "\n".join(parts)
-    head = f'<meta charset="utf-8"><title>{html.escape(title or rec.source)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
@@ -70,7 +82,8 @@ def _figures() -> Iterable[tuple[str, Callable[[Recording], Figure]]]:
     yield "The radix tree at the end", tree_figure
 
 
-def _image(figure: Figure, words: str) -> str:
+def image_html(figure: Figure, words: str) -> str:
+    """The figure as a picture within the page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     data = base64.b64encode(buffer.getvalue()).decode()
@@ -89,15 +102,20 @@ def _summary(rec: Recording) -> str:
         ("output tokens a second", f"{len(tokens) / seconds:,.1f}" if seconds else "-"),
         ("batches", f"{len(rec.iterations):,}"),
         ("retractions", f"{int(requests.retractions.sum()):,}"),
-        ("time to first token, median / p99", _pair(requests.ttft_ms.dropna())),
-        ("between tokens, median / p99", _pair(pd.Series(gaps))),
-        ("end to end (total_ms), median / p99", _pair(ended.total_ms)),
-        ("in the engine (e2e_ms), median / p99", _pair(requests.e2e_ms.dropna())),
+        ("time to first token, median / p99", spread_words(requests.ttft_ms.dropna())),
+        ("between tokens, median / p99", spread_words(pd.Series(gaps))),
+        ("end to end (total_ms), median / p99", spread_words(ended.total_ms)),
+        ("in the engine (e2e_ms), median / p99", spread_words(requests.e2e_ms.dropna())),
     ]
+    return f'{rows_html(rows)}<p class="note">{MEASURES}</p>'
+
+
+def rows_html(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and values."""
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows
     )
-    return f'<table>{cells}</table><p class="note">{MEASURES}</p>'
+    return f"<table>{cells}</table>"
 
 
 def _seconds(rec: Recording) -> float:
@@ -108,8 +126,22 @@ def _seconds(rec: Recording) -> float:
     return (max(each[-1].end or rec.t_end for each in phases) - min(each[0].start for each in phases)) / 1e9
 
 
-def _pair(values: pd.Series) -> str:
+def spread_words(values: pd.Series) -> str:
+    """Median and p99 of milliseconds."""
     return f"{values.quantile(0.5):,.2f} / {values.quantile(0.99):,.2f} ms" if len(values) else "-"
+
+
+def _ranks(rec: Recording) -> str:
+    """What each rank had to do, and how far the busiest is above the mean."""
+    table = rank_loads(rec)
+    rows = "".join(
+        f"<tr><td>rank {row.dp_rank}</td><td>{row.requests:,}</td><td>{row.prompt_tokens:,}</td>"
+        f"<td>{row.output_tokens:,}</td></tr>"
+        for row in table.itertuples()
+    )
+    heads = "".join(f"<th>{head}</th>" for head in ("rank", "requests", "prompt tokens", "output tokens"))
+    words = f"prompt tokens of the busiest rank: {imbalance(rec):.2f} times the mean"
+    return f'<table><tr>{heads}</tr>{rows}</table><p class="note">{words}</p>'
 
 
 def _audit(rec: Recording) -> str:
@@ -125,13 +157,15 @@ def _slowest(rec: Recording) -> Iterable[str]:
     yield f"<h2>The {len(waits)} slowest requests</h2>"
     for rid in waits.rid:
         explanation = rec.explain(rid)
+        if len(rec.ranks) > 1 and not explanation.parts:
+            continue
         yield f"<h3>{html.escape(rid)}</h3>"
         if explanation.parts:
-            yield _image(explain_figure(rec, rid), f"explanation of {rid}")
+            yield image_html(explain_figure(rec, rid), f"explanation of {rid}")
         yield f"<details><summary>in words</summary><pre>{html.escape(explanation.text(140))}</pre></details>"
 
 
-def _cost(rec: Recording, spent_s: float) -> str:
+def cost_html(rec: Recording, spent_s: float, heading: str = "What observing cost") -> str:
     """What observing cost the run, as its components measured it, and what this page cost."""
     rows = (
         "".join(
@@ -147,6 +181,6 @@ def _cost(rec: Recording, spent_s: float) -> str:
     )
     words = f"{rec.cost_words}; making this page took {spent_s:.1f} s"
     return (
-        f"<h2>What observing cost</h2><table><tr>{heads}</tr>{rows}</table>"
+        f"<h2>{html.escape(heading)}</h2><table><tr>{heads}</tr>{rows}</table>"
         f'<p class="note">{html.escape(words)}</p>'
     )

@@ -22,6 +22,7 @@ from matplotlib.patches import Patch
 
 from sgviz.errors import BadRequest
 from sgviz.recording import PhaseName, Recording, RequestState
+from sgviz.recording.balance import summed_kv
 from sgviz.viz.style import Theme, theme
 
 NS_PER_MS = 1e6
@@ -29,7 +30,8 @@ MAX_LANES = 40
 PIXELS = 1600  # finer than this nothing is drawn
 LABEL = 14  # characters of a rid
 DOTS = 150  # batches up to which the number of requests gets a mark of its own
-MODES = (("extend", "prefill"), ("mixed", "mixed"), ("decode", "decode"))
+ONE_SIDED = (PhaseName.BOOTSTRAP, PhaseName.PREALLOC, PhaseName.TRANSFER)  # told where they occur
+MODES = (("extend", "prefill"), ("mixed", "mixed"), ("decode", "decode"), ("prebuilt", "transfer"))
 KV_STATES = ("protected", "private", "evictable", "free")
 
 
@@ -212,9 +214,12 @@ def _draw_lanes(ax: Axes, lanes: list[RequestState], count: int, window: Window,
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ax.grid(False, axis="y")
     _label(ax, "requests" if count == len(lanes) else f"{len(lanes)} of {count} requests", colours)
-    _legend(
-        ax, [Patch(color=colours.of(name), label=_phase_label(name, lanes)) for name in PhaseName], colours
-    )
+    names = [name for name in PhaseName if name not in ONE_SIDED or _ever(lanes, name)]
+    _legend(ax, [Patch(color=colours.of(name), label=_phase_label(name, lanes)) for name in names], colours)
+
+
+def _ever(lanes: list[RequestState], name: PhaseName) -> bool:
+    return any(phase.name is name for request in lanes for phase in request.phases)
 
 
 def _phase_label(name: PhaseName, lanes: list[RequestState]) -> str:
@@ -289,7 +294,7 @@ def _token_axis(ax: Axes, most: int) -> None:
         ax.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
         ax.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     else:
-        ax.set_ylim(0, most * 1.15)
+        ax.set_ylim(0, max(1, most) * 1.15)
         ax.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, integer=True))
 
 
@@ -315,7 +320,7 @@ def _draw_memory(ax: Axes, rec: Recording, window: Window, colours: Theme) -> No
 
 def _memory(rec: Recording, window: Window) -> pd.DataFrame:
     """The occupancy over the window at the resolution of the picture, held to its right edge."""
-    table = rec.kv
+    table = summed_kv(rec)
     scale, origin = NS_PER_MS / window.unit[1], (window.start - rec.t0) / NS_PER_MS
     table["x"] = (table.t_ms - origin) * scale
     table = table[table.x <= window.width]

@@ -18,7 +18,8 @@ class Theme:
     """Colours (hex) by meaning.
 
     Attributes:
-        tokenize, queue, prefill, decode, output: phases of a request; prefill and decode are also the
+        tokenize, queue, prefill, decode, output: phases of a request, and bootstrap, prealloc, transfer those of a
+            server with one side; prefill and decode are also the
             modes extend and decode of a batch, `mixed` the third.
         free, evictable, private, protected: states of a KV token.
         ground, text, muted, grid: the page. alert: losses and failures.
@@ -30,6 +31,9 @@ class Theme:
     decode: str
     mixed: str
     output: str
+    bootstrap: str
+    prealloc: str
+    transfer: str
     free: str
     evictable: str
     private: str
@@ -58,13 +62,15 @@ class Theme:
 
 LIGHT = Theme(
     tokenize="#9aa1ab", queue="#f0b429", prefill="#2f6fd0", decode="#35a57a", mixed="#1fa3b8",
-    output="#9b59c9", free="#eef1f4", evictable="#b9cbe4", private="#f29c6b", protected="#c44f3a",
+    output="#9b59c9", bootstrap="#8a6d3b", prealloc="#d98c2b", transfer="#d1408f", free="#eef1f4",
+    evictable="#b9cbe4", private="#f29c6b", protected="#c44f3a",
     ground="#ffffff", text="#1f2530", muted="#69707c", grid="#dfe3e8", alert="#c01f3f",
 )  # fmt: skip
 
 DARK = Theme(
     tokenize="#7d8590", queue="#e0a526", prefill="#5b96ee", decode="#41bd8b", mixed="#37bfd3",
-    output="#b57be0", free="#262c36", evictable="#4d6384", private="#e08b58", protected="#d0604b",
+    output="#b57be0", bootstrap="#a58a5a", prealloc="#e39a45", transfer="#ea6bb0", free="#262c36",
+    evictable="#4d6384", private="#e08b58", protected="#d0604b",
     ground="#14181f", text="#e6e9ee", muted="#9aa3b0", grid="#333b47", alert="#ff6b81",
 )  # fmt: skip
 

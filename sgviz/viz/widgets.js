@@ -4,6 +4,7 @@
 const FONT = "12px system-ui, sans-serif";
 const SMALL = "10px system-ui, sans-serif";
 const PHASES = ["tokenize", "queue", "prefill", "decode", "output"];
+const SIDE_PHASES = ["bootstrap", "prealloc", "transfer"]; // of a server that only prefills or only decodes
 const STEP_COLOURS = { match: "prefill", split: "queue", insert: "decode", lock: "protected", unlock: "evictable", evict: "alert" };
 const FADE_MS = 700;
 const PACE_MS = 100;
@@ -158,7 +159,7 @@ class Dashboard {
     legend(el, [["extend", "prefill"], ["decode", "decode"], ["mixed", "mixed"]]);
     this.lanesTitle = make("h3", el, { textContent: "Requests: click one for its explanation" });
     this.lanes = make("canvas", el, { dataset: { canvas: "lanes" }, style: { cursor: "pointer" } });
-    legend(el, PHASES.map((name) => [name, name]));
+    this.names = legend(el, PHASES.map((name) => [name, name]));
     this.lanes.onclick = (event) => this.click(event);
   }
 
@@ -237,6 +238,7 @@ class Dashboard {
   drawLanes(board, colours) {
     const lanes = board.lanes, row = 13, left = 108;
     this.shown = lanes;
+    this.nameSides(lanes);
     this.row = row;
     const hidden = board.hidden ? `; ${board.hidden} more are not shown` : "";
     this.lanesTitle.textContent = `Requests: click one for its explanation${hidden}`;
@@ -262,6 +264,14 @@ class Dashboard {
     pen.fillText(clock(begin), left, lanes.length * row + 7);
     const label = clock(end);
     pen.fillText(label, width - pen.measureText(label).width, lanes.length * row + 7);
+  }
+
+  /** The phases of one side are named once some request had one. */
+  nameSides(lanes) {
+    if (this.sided || !lanes.some((lane) => lane.phases.some(([name]) => SIDE_PHASES.includes(name)))) return;
+    this.sided = true;
+    const all = legend(null, [PHASES[0], ...SIDE_PHASES, ...PHASES.slice(1)].map((name) => [name, name]));
+    this.names.replaceWith(all);
   }
 
   click(event) {
@@ -1066,7 +1076,7 @@ class Stage {
   }
 
   scrubber() {
-    const bar = make("div", this.root, { className: "bar" });
+    const bar = this.bar = make("div", this.root, { className: "bar" });
     this.hold = make("button", bar, { textContent: "pause view", dataset: { act: "pause view" } });
     this.hold.onclick = () => this.ctx.wish({ at: this.ctx.wanted.at === null && this.view ? this.view.seq : null });
     this.by = make("select", bar, { dataset: { n: "clock" }, title: "what the slider counts" });
@@ -1101,6 +1111,29 @@ class Stage {
     return panel;
   }
 
+  /** Which scheduler is looked at, where there are several; the moment that is looked at stays. */
+  chooser(view) {
+    if (!view.ranks || view.ranks.length < 2) return;
+    if (!this.rank) {
+      this.bar = this.bar || make("div", null, { className: "bar" });
+      if (!this.bar.parentNode) this.root.querySelector("style").after(this.bar);
+      const named = make("label", null, { textContent: "rank " });
+      this.rank = make("select", named, { dataset: { n: "rank" }, title: "which data parallel rank is shown" });
+      this.rank.onchange = () => {
+        const past = this.ctx.wanted.at !== null;
+        this.ctx.wish({ rank: Number(this.rank.value), rid: "", node: 0, at: past ? this.view.t_ms : null, clock: "ms" });
+      };
+      this.bar.prepend(named);
+    }
+    const known = view.ranks.join();
+    if (this.rank.dataset.of !== known) {
+      this.rank.dataset.of = known;
+      this.rank.replaceChildren(...view.ranks.map((rank) => make("option", null, { value: rank, textContent: rank })));
+    }
+    if (document.activeElement !== this.rank || this.ctx.wanted.rank === undefined) this.rank.value = view.rank;
+    this.root.dataset.rank = view.rank;
+  }
+
   colour() {
     const colours = this.themes[isDark(this.root) ? "dark" : "light"];
     for (const [name, value] of Object.entries(colours)) this.root.style.setProperty("--" + name, value);
@@ -1127,6 +1160,7 @@ class Stage {
   draw() {
     const { view } = this, colours = this.colour(), began = performance.now();
     if (!view) return;
+    this.chooser(view);
     if (this.range) this.clocks(view);
     for (const panel of this.panels) panel.draw(view, colours);
     this.root.dataset.seq = view.seq;
@@ -1224,8 +1258,8 @@ const RETRY_MS = 500;
 const WAIT_S = 20;
 
 /** Draws into `root` what the server at this origin streams. `key`: its admin or API key. */
-export function page(root, { themes, key, debuggable }) {
-  const wanted = { at: null, clock: "event", rid: "", node: 0 };
+export function page(root, { themes, key, debuggable, rank }) {
+  const wanted = { at: null, clock: "event", rid: "", node: 0, rank }; // rank undefined: there is one scheduler
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const session = crypto.randomUUID ? crypto.randomUUID() : String(Math.random());
   let last = "", opened = null, beat = null, closed = false;
@@ -1243,7 +1277,12 @@ export function page(root, { themes, key, debuggable }) {
   const reopen = paced(() => { last = ""; if (opened) opened.abort(); });
   const ctx = {
     wanted, attached: false, waitS: WAIT_S, debug,
-    wish(patch) { wishFor(wanted, patch); reopen(); stage.ask(); },
+    wish(patch) {
+      wishFor(wanted, patch);
+      if ("rank" in patch) history.replaceState(null, "", "?rank=" + patch.rank);
+      reopen();
+      stage.ask();
+    },
     past(by, what) {
       const { view } = stage, [now, oldest] = CLOCKS[what];
       if (view) ctx.wish({ at: Math.max(view[oldest], view[now] + by), clock: what });
@@ -1264,7 +1303,7 @@ export function page(root, { themes, key, debuggable }) {
     make("h2", box, { textContent: title });
     stage.add(name, make("div", box));
   };
-  if (debuggable) section(left, "Step the scheduler", "stepper");
+  if (debuggable) section(left, "Step the scheduler" + (rank === undefined ? "" : " of rank 0"), "stepper");
   section(left, "Dashboard", "dashboard");
   section(right, "KV map", "kv");
   section(right, "Radix tree", "tree");
@@ -1273,6 +1312,7 @@ export function page(root, { themes, key, debuggable }) {
   function query() {
     const terms = { what: "dashboard,kv,tree,journey", rid: wanted.rid, node: wanted.node };
     if (wanted.at !== null) Object.assign(terms, { at: wanted.at, clock: wanted.clock });
+    if (wanted.rank !== undefined) terms.rank = wanted.rank;
     return "/sgviz/events?" + new URLSearchParams(terms);
   }
 

@@ -31,13 +31,13 @@ class EncoderWorker:
         StartupError, ConfigError: the model cannot be loaded, or a setting does not fit it. Nothing is left behind.
     """
 
-    def __init__(self, path: Path, settings: Settings, spec: EmbeddingSpec) -> None:
+    def __init__(self, path: Path, settings: Settings, spec: EmbeddingSpec, gpu: int = 0) -> None:
         if settings.model.quantization is not None:
             raise ConfigError(
                 f"quantization {settings.model.quantization!r} is for generating models; leave it out for an encoder",
                 param="quantization",
             )
-        device = resolve_device(settings.model.device)
+        device = resolve_device(settings.model.device, gpu)
         dtype = resolve_dtype(settings.model.dtype, device)
         model = BertModel.load(path, dtype, device)
         self.info = encoder_info(

@@ -20,8 +20,11 @@ MOCK_EOS_EVERY = 256  # a mock answer without a limit ends after about so many t
 MOCK_ITEMSIZE = 4  # memory is planned as if the model ran in float32
 
 
-def make_worker(settings: Settings) -> Worker:
+def make_worker(settings: Settings, rank: int = 0) -> Worker:
     """The worker for `settings`: `device="mock"` and `device="sim:..."` load no weights, everything else does.
+
+    Args:
+        rank: of the data parallel ranks the one that it is for; it says which GPU.
 
     Raises:
         StartupError: the model is unknown or cannot be loaded. ConfigError: a setting does not fit it.
@@ -42,7 +45,7 @@ def make_worker(settings: Settings) -> Worker:
     if spec.is_encoder:
         from sgviz.worker.encoder_worker import EncoderWorker
 
-        return EncoderWorker(folder, settings, spec)
+        return EncoderWorker(folder, settings, spec, settings.parallel.gpu_of(rank))
     from sgviz.worker.tp_worker import TpModelWorker
 
     return TpModelWorker(
@@ -50,6 +53,7 @@ def make_worker(settings: Settings) -> Worker:
         dtype=settings.model.dtype,
         quantization=settings.model.quantization,
         device=settings.model.device,
+        gpu=settings.parallel.gpu_of(rank),
         max_total_tokens=settings.cache.max_total_tokens,
         page_size=settings.cache.page_size,
         max_running_requests=settings.schedule.max_running_requests,

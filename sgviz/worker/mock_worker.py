@@ -8,7 +8,7 @@ its own, as on the real device. Mirrors TpModelWorker's behaviour towards the sc
 sampling parameters and logit processors have no influence, except that `min_new_tokens` keeps the end-of-sequence id
 away, and that a token which a grammar does not allow gives way to the next id that it does. Log-probabilities follow
 the history too: what comes has one between -1 and 0, and each id behind it (round the vocabulary) has 0.5 less.
-Imports: batch, worker.snapshot, worker.stream, errors (no torch).
+Imports: batch, worker.mock_kv, worker.snapshot, worker.stream, errors (no torch).
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from sgviz.batch.input_logprobs import InputLogprobs
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, VocabMask, constrained_members, fill_vocab_mask
+from sgviz.cache.req_kv import Slots
 from sgviz.errors import BadRequest, SgvizError
 from sgviz.messages.embedding import EmbeddingSpec
+from sgviz.worker.kv_copy import StreamCopy
+from sgviz.worker.mock_kv import mock_layout, read_ids, write_ids
 from sgviz.worker.mock_logprobs import behind, input_logprobs, likeliest, logprobs
 from sgviz.worker.protocol import EmbeddingBatchResult, GenerationBatchResult, Launch, NewWeights, WorkerInfo
 from sgviz.worker.random_bits import mix64
@@ -123,6 +126,7 @@ class MockWorker:
         self._kv: Ints = np.zeros(self.info.max_total_num_tokens + page_size, dtype=np.int64)
         self._future_map = np.full(1, UNKNOWN, dtype=np.int64)  # row -> last sampled id
         self._launched = 0
+        self.kv_layout = mock_layout(self.info.vocab_size, self.info.bytes_per_token)
 
     @property
     def pending(self) -> int:
@@ -178,6 +182,16 @@ class MockWorker:
     def forget(self, rows: list[int]) -> None:
         """The rows' last tokens are dropped, behind the launches that may still read them."""
         self._stream.submit(lambda: self._forget(rows))
+
+    def read_kv(self, slots: Slots, out: memoryview) -> StreamCopy:
+        return read_ids(self._stream, self._kv, slots, out)
+
+    def write_kv(self, slots: Slots, data: memoryview) -> StreamCopy:
+        return write_ids(self._stream, self._kv, slots, data)
+
+    def prime(self, rows: list[int], tokens: list[int]) -> None:
+        """The rows' last tokens are these, for the launches that follow."""
+        self._stream.submit(lambda: self._store(np.array(rows, dtype=np.int64), tokens))
 
     def load_weights(self, model_path: str) -> NewWeights:
         """Refused: there are none."""

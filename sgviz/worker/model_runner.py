@@ -109,6 +109,14 @@ class ModelRunner:
         self.config, self.facts = loaded.config, loaded.config.facts
         self.model, self.decode_graph = loaded.model, loaded.decode_graph
 
+    def let_go(self) -> None:
+        """Free the KV memory, after the last forward; the weights go when Python finds the ring that torch.jit made."""
+        if self.decode_graph is not None:
+            self.decode_graph.let_go()
+            self.decode_graph = None
+        for name in ("model", "kv_pool", "attention"):
+            vars(self).pop(name, None)
+
     def _load_model(self, folder: Path) -> CausalLM:
         return load_model(folder, self.dtype, self.device, quantization=self._quantization).eval()
 
@@ -174,15 +182,27 @@ class ModelRunner:
         )
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device `name` means; "auto" takes a GPU where there is one. ConfigError if it is not here."""
+def resolve_device(name: str, gpu: int = 0) -> torch.device:
+    """The device `name` means, of GPUs that of number `gpu`; "auto" takes one where there is one.
+
+    Raises:
+        ConfigError: it is not here.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not one of auto, cpu, cuda", param="device")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda': torch finds no usable GPU here; use cpu or auto", param="device")
-    return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    if gpu >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"GPU {gpu} is not here; torch finds {count}, numbered from 0. dp_size, base_gpu_id and gpu_id_step (0: "
+            "all ranks share one) say which are used",
+            param="base_gpu_id",
+        )
+    return torch.device(name, gpu)
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

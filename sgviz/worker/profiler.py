@@ -1,6 +1,6 @@
 """Profiler: torch's profiler over the scheduler's process, all threads of it; a Chrome trace when it ends.
 
-Mirrors SGLang's profiler mixin of the scheduler. Simplified: one rank; no stages, no memory snapshots. Every forward
+Mirrors SGLang's profiler mixin of the scheduler. Simplified: no stages, no memory snapshots. Every forward
 is a span of the scheduler's thread, named by its batch, so that a trace shows something on a device without torch too.
 torch can watch one profile a process, and ends the process where there are two: the claim below keeps them apart.
 Imports: batch, errors, worker.protocol, torch.
@@ -61,6 +61,7 @@ class Profiler:
         num_steps: forwards after which it ends by itself; None: it does not.
         activities: CPU, GPU; None: all there are.
         profile_id: beginning of the file's name; None: the time.
+        rank: data parallel rank, which is in the file's name then.
 
     Raises:
         BadRequest: the folder cannot be written, or the activity cannot be had here.
@@ -75,11 +76,13 @@ class Profiler:
         with_stack: bool,
         record_shapes: bool,
         profile_id: str | None,
+        rank: int | None = None,
     ) -> None:
         kinds = activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
         if "GPU" in kinds and not torch.cuda.is_available():
             raise BadRequest("activities: GPU needs a GPU, and torch finds none here", param="activities")
-        self.path = _writable(output_dir) / f"{_name(profile_id)}-TP-0.trace.json.gz"
+        suffix = "" if rank is None else f"-DP-{rank}"
+        self.path = _writable(output_dir) / f"{_name(profile_id)}-TP-0{suffix}.trace.json.gz"
         self._left = num_steps
         self._newest: Launch | None = None
         self._profile = profile(

@@ -9,11 +9,13 @@ Mirrors SGLang's TpModelWorker / GenerationBatchResult. Imports: batch (no torch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sgviz.batch.input_logprobs import InputLogprobs, Pairs
 from sgviz.batch.schedule_batch import ScheduleBatch
+from sgviz.cache.req_kv import Slots
 from sgviz.messages.embedding import EmbeddingSpec
 
 
@@ -156,6 +158,56 @@ class NewWeights(Protocol):
 
         Raises SgvizError if they cannot be read or do not fit; the old ones are whole and go on then.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How the KV of a token looks when it travels.
+
+    Attributes:
+        tag: number format and shape; two workers can exchange KV if they agree in it.
+        wire_bytes: of one token as it is copied. nominal_bytes: as a model of that shape would have (a simulated device
+            copies less than it stands for).
+    """
+
+    tag: str
+    wire_bytes: int
+    nominal_bytes: int
+
+
+class KVCopy(Protocol):
+    """A copy of KV under way on the stream."""
+
+    def done(self) -> bool: ...
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """`call` when it is done, on any thread; never, if only the clock knows when that is."""
+        ...
+
+    def result(self) -> tuple[int, int]:
+        """Wait for it: when it began and ended (monotonic ns). Raises what it raised."""
+        ...
+
+
+class MovesKV(Protocol):
+    """A worker whose KV can go to another one; a token's KV is the same wherever its slot is."""
+
+    kv_layout: KVLayout
+
+    def read_kv(self, slots: Slots, out: memoryview) -> KVCopy:
+        """Copy the KV of `slots` [n] into `out` [n * wire_bytes], behind the launched forwards.
+
+        The bytes are layer by layer: [layers, K and V, KV heads, n, head_dim] of a real model.
+        """
+        ...
+
+    def write_kv(self, slots: Slots, data: memoryview) -> KVCopy:
+        """Copy what `read_kv` gave, of as many tokens, into `slots`, before the forwards launched later."""
+        ...
+
+    def prime(self, rows: list[int], tokens: list[int]) -> None:
+        """These tokens were sampled elsewhere: the next forward of the rows goes on from them."""
         ...
 
 

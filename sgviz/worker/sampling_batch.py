@@ -128,7 +128,8 @@ class SamplingBatch:
     Attributes:
         output_index: [B] place in the output of the token sampled now (0 is the first).
         final: [B] False for a chunk whose prompt goes on: its token is not used.
-        fresh: penalized members that begin here, with the output they have already (after a retraction).
+        fresh: penalized members that begin here, with the output they have already (after a retraction, or from
+            another server).
         vocab_mask: what those under a grammar may have; filled in when the batch is sampled.
     """
 
@@ -164,7 +165,7 @@ class SamplingBatch:
         fresh = [
             (i, list(batch.reqs[i].output_ids))
             for i in columns.penalized.tolist()
-            if i < extends and final[i]
+            if (i < extends and final[i]) or batch.reqs[i].is_primed
         ]
         index = np.array(batch.seq_lens, dtype=np.int64) - columns.prompt_lens
         return cls(columns=columns, output_index=index, final=final, fresh=fresh)

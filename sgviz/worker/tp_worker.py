@@ -18,6 +18,7 @@ from torch import Tensor
 from sgviz.batch.asked_positions import AskedPositions, asked_positions
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
+from sgviz.cache.req_kv import Slots
 from sgviz.messages.embedding import EmbeddingSpec
 from sgviz.model.decode_graph import DecodeInputs
 from sgviz.model.fetch import resolve_model
@@ -30,6 +31,8 @@ from sgviz.worker.forward_inputs import forward_batch_of, moved
 from sgviz.worker.future_map import FutureMap
 from sgviz.worker.host_result import Pass, to_result
 from sgviz.worker.input_part import InputPart
+from sgviz.worker.kv_copy import StreamCopy
+from sgviz.worker.kv_moves import KVMoves, layout_of
 from sgviz.worker.logit_processors import LogitProcessors
 from sgviz.worker.model_runner import Loaded, MemoryPlan, ModelRunner, resolve_device, resolve_dtype
 from sgviz.worker.protocol import GenerationBatchResult, Launch, WorkerInfo
@@ -76,7 +79,7 @@ class TpModelWorker:
     Args:
         model_path: name, folder or hub id, as `resolve_model` takes it.
         quantization: "w8a8_int8" or None.
-        dtype, device: "auto" or a name; see `resolve_dtype` and `resolve_device`.
+        dtype, device: "auto" or a name; see `resolve_dtype` and `resolve_device`. gpu: which one, if it is a GPU.
         max_total_tokens: KV slots, rounded down to pages; None: what memory allows.
         max_running_requests: bounds the KV pool on small models, where memory does not.
         context_length: at most the model's own.
@@ -96,6 +99,7 @@ class TpModelWorker:
         dtype: str = "auto",
         quantization: Quantization | None = None,
         device: str = "auto",
+        gpu: int = 0,
         max_total_tokens: int | None = None,
         page_size: int = 1,
         max_running_requests: int | None = None,
@@ -107,7 +111,7 @@ class TpModelWorker:
         is_generation: bool = True,
         logit_processors: LogitProcessors | None = None,
     ) -> None:
-        self.device = resolve_device(device)
+        self.device = resolve_device(device, gpu)
         memory = MemoryPlan(
             max_total_tokens=max_total_tokens,
             page_size=page_size,
@@ -134,6 +138,9 @@ class TpModelWorker:
         self._sampling: SamplingBatch | None = None
         self._cuda = CudaStreams(self.device) if self.device.type == "cuda" else None
         self._embedding = self._embedding_forward(embedding) if embedding is not None else None
+        self.kv_layout = layout_of(self.runner.kv_pool, self.runner.config.mark)
+        enqueue = self._cuda.enqueue if self._cuda is not None else None
+        self._moves = KVMoves(lambda: self.runner.kv_pool, self._stream, enqueue)
 
     def _on_stream(self, build: Callable[[], ModelRunner]) -> ModelRunner:
         """Build the runner in the thread that will run it, so that only one thread owns a team of OpenMP's.
@@ -198,6 +205,20 @@ class TpModelWorker:
         else:
             self._stream.submit(lambda: cuda.enqueue(lambda: self._forget(rows)))
 
+    def read_kv(self, slots: Slots, out: memoryview) -> StreamCopy:
+        return self._moves.read_kv(slots, out)
+
+    def write_kv(self, slots: Slots, data: memoryview) -> StreamCopy:
+        return self._moves.write_kv(slots, data)
+
+    def prime(self, rows: list[int], tokens: list[int]) -> None:
+        """The rows go on from these tokens, in the forwards launched later."""
+        cuda = self._cuda
+        if cuda is None:
+            self._stream.submit(lambda: self._prime(rows, tokens))
+        else:
+            self._stream.submit(lambda: cuda.enqueue(lambda: self._prime(rows, tokens)))
+
     def load_weights(self, model_path: str) -> WeightsOnTheWay:
         """Load beside the forwards; see `worker.weights`."""
         return WeightsOnTheWay(self.runner, model_path, self._put)
@@ -211,6 +232,10 @@ class TpModelWorker:
             threads, self._threads = self._threads, None
             self._stream.submit(threads.restore).result()
         self._stream.close()
+        if hasattr(self, "_moves"):  # close is called too if the model could not be loaded
+            self._moves.close()
+        if hasattr(self, "runner"):
+            self.runner.let_go()
 
     def _describe(self) -> WorkerInfo:
         runner = self.runner
@@ -340,6 +365,12 @@ class TpModelWorker:
             self._future_map.resolve(inputs.rows[:0], inputs.rows)  # raises, and names the row
         work.best = None if out.nan else out.tokens
         return out.logits
+
+    @torch.inference_mode()
+    def _prime(self, rows: list[int], tokens: list[int]) -> None:
+        self._future_map.reserve(max(rows))
+        to = self.device
+        self._future_map.store(torch.tensor(rows, device=to), torch.tensor(tokens, device=to))
 
     @torch.inference_mode()
     def _forget(self, rows: list[int]) -> None:

@@ -130,3 +130,12 @@ class _Shape:
 def rid_of(number: int, count: int) -> str:
     """`r007`: names that sort as the requests do."""
     return f"r{number:0{max(3, len(str(count - 1)))}d}"
+
+
+def arrivals_of(count: int, rate: float | None, seed: int) -> list[float]:
+    """Seconds at which they arrive: the first at 0, then `rate` a second, independent of each other; None: at once."""
+    if rate is None:
+        return [0.0] * count
+    check_above_zero(rate=rate)
+    rng = random.Random(f"{seed}/arrivals")
+    return [round(at, 6) for at in accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0)]

@@ -6,11 +6,10 @@ Mirrors `generated-shared-prefix` of SGLang's bench_serving (groups, prompts a g
 from __future__ import annotations
 
 import random
-from itertools import accumulate
 
-from sgviz.workload.arrivals import Vocab, rid_of
+from sgviz.workload.arrivals import Vocab, arrivals_of, rid_of
 from sgviz.workload.lengths import Length, distribution
-from sgviz.workload.numbers import check_above_zero, check_counts, check_not_negative
+from sgviz.workload.numbers import check_counts, check_not_negative
 from sgviz.workload.value import Parameter, Request, Segment, Workload
 
 
@@ -52,7 +51,7 @@ def shared_prefix(
             output_tokens=outputs.draw(lengths),
             group=f"g{group}",
         )
-        for number, (group, at) in enumerate(zip(who, _arrivals(len(who), rate, seed)))
+        for number, (group, at) in enumerate(zip(who, arrivals_of(len(who), rate, seed)))
     )
     shown: dict[str, Parameter] = {
         "groups": groups, "prompts_per_group": prompts_per_group, "prefix_tokens": str(prefix_tokens),
@@ -102,7 +101,7 @@ def multi_turn(
     system = (Segment("system", system_tokens),) if system_tokens else ()
     last: dict[int, Request] = {}
     requests = []
-    starts = _arrivals(sessions, rate, seed)
+    starts = arrivals_of(sessions, rate, seed)
     for turn in range(turns):
         for session, start in enumerate(starts):
             before = last.get(session)
@@ -127,11 +126,3 @@ def multi_turn(
         name="multi_turn", seed=seed, requests=tuple(requests), concurrency=concurrency, vocab=vocab,
         parameters=shown,
     )  # fmt: skip
-
-
-def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:
-    if rate is None:
-        return [0.0] * count
-    check_above_zero(rate=rate)
-    rng = random.Random(f"{seed}/arrivals")
-    return [round(at, 6) for at in accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0)]

@@ -59,6 +59,30 @@ FLAGS = [
     "--constrained-json-whitespace-pattern",
     "--constrained-json-disable-any-whitespace",
     "--grammar-timeout",
+    "--dp-size",
+    "--load-balance-method",
+    "--load-snapshot-publish-interval",
+    "--base-gpu-id",
+    "--gpu-id-step",
+    "--nnodes",
+    "--node-rank",
+    "--dist-init-addr",
+    "--node-timeout",
+    "--node-heartbeat-timeout",
+    "--disaggregation-mode",
+    "--disaggregation-transfer-backend",
+    "--disaggregation-bootstrap-port",
+    "--disaggregation-bootstrap-host",
+    "--disaggregation-bootstrap-timeout",
+    "--disaggregation-waiting-timeout",
+    "--disaggregation-heartbeat-interval",
+    "--disaggregation-heartbeat-max-failures",
+    "--disaggregation-checksum",
+    "--disaggregation-decode-enable-radix-cache",
+    "--disaggregation-decode-retraction",
+    "--disaggregation-decode-kept-tokens",
+    "--num-reserved-decode-tokens",
+    "--disaggregation-decode-polling-interval",
     "--host",
     "--port",
     "--api-key",
@@ -97,6 +121,11 @@ FLAGS = [
 
 # the others go with the first two
 TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password")
+# what several hosts need beside the flag
+ALONG = {
+    "nnodes": {"dp_size": "34", "dist_init_addr": "host:5000"},
+    "node_rank": {"nnodes": "18", "dp_size": "18", "dist_init_addr": "host:5000"},
+}
 
 Parse = Callable[..., Settings]
 
@@ -122,6 +151,8 @@ def given_value(option: Option) -> str | None:
         "log_requests_level": "3",
         "cors_origins": "https://a.example",
         "custom_logit_processors": "name=module:Class",
+        "load_balance_method": "total_tokens",
+        "dist_init_addr": "host:5000",
         **dict.fromkeys(TLS, __file__),
     }
     plain = {int: "17", float: "2.5", str: "name"}[option.kind]
@@ -143,12 +174,15 @@ def test_every_flag_reaches_its_setting_and_no_other(parse: Parse, option: Optio
     words = [option.opposite or option.flag] if value is None else [option.flag, value]
     if option.name in TLS:
         words += [word for name in TLS[:2] for word in ("--" + name.replace("_", "-"), __file__)]
+    along = ALONG.get(option.name, {})
+    words += [word for name, text in along.items() for word in ("--" + name.replace("_", "-"), text)]
     changed = {
         name: (before, after)
         for (name, before), after in zip(Settings().flat().items(), parse(*words).flat().values())
         if before != after
     }
-    assert [name for name in changed if name not in TLS or name == option.name] == [option.name]
+    beside = (*TLS, *along)
+    assert [name for name in changed if name not in beside or name == option.name] == [option.name]
     after = changed[option.name][1]
     assert type(after) is option.kind
     assert after == (option.kind(value) if value is not None else not option.default)

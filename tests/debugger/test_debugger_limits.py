@@ -12,7 +12,7 @@ from sgviz.errors import BadRequest
 def test_fewer_running_requests_take_effect_and_are_recorded(
     engine: Engine, plain: dict[str, list[int]]
 ) -> None:
-    rows = engine.pipeline.infos["scheduler"].max_running_requests
+    rows = engine.pipeline.scheduler_info.max_running_requests
     with engine.debugger() as debugger:
         where = debugger.pause()
         debugger.set_limits(max_running_requests=2)

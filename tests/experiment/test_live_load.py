@@ -64,7 +64,7 @@ def test_what_is_sent_is_what_was_asked_for(engine: Engine) -> None:
     assert len(entered) == counts.sent
     sizes = [(body.prompt_tokens, body.max_new_tokens) for body in entered.values()]
     assert sizes[:20] == [(24, 4)] * 20 and sizes[-5:] == [(40, 7)] * 5 and set(sizes) == {(24, 4), (40, 7)}
-    source, vocab = Endless(QUICK.seed), engine.pipeline.infos["scheduler"].vocab_size
+    source, vocab = Endless(QUICK.seed), engine.pipeline.scheduler_info.vocab_size
     for body in list(entered.values())[:20]:
         assert np.frombuffer(body.input_ids, np.int32).tolist() == source.ids_of(source.next(QUICK), vocab)
 
@@ -134,8 +134,8 @@ def test_a_server_is_asked_by_its_url(engine: Engine) -> None:
     url = engine.serve(port=0).url
     with LiveLoad(url, QUICK) as load:
         assert (load.facts.vocab_size, load.facts.context_len) == (
-            engine.pipeline.infos["scheduler"].vocab_size,
-            engine.pipeline.infos["scheduler"].context_len,
+            engine.pipeline.scheduler_info.vocab_size,
+            engine.pipeline.scheduler_info.context_len,
         )
         load.start()
         eventually(lambda: load.counts.finished >= 10)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -21,14 +22,32 @@ START_S = 90.0
 class ServerProcess:
     """Starts the server and waits for the ready line; always ends it and its children."""
 
+    READY = r"ready: (https?://\S+)/v1"
+
     def __init__(
-        self, *flags: str, model: str = "tiny-llama", wait: bool = True, folder: str | None = None
+        self,
+        *flags: str,
+        model: str = "tiny-llama",
+        wait: bool = True,
+        folder: str | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """`folder`: where its sockets go, if not into a place of its own."""
+        """`folder`: where its sockets go, if not into a place of its own. `prefix`: what runs the command."""
         self.folder = tempfile.TemporaryDirectory(prefix="test-serve-")
         self.sockets = folder or self.folder.name
         self.log = Path(self.folder.name, "log")
-        command = [sys.executable, "-m", "sgviz", "serve", "--model-path", model, "--port", "0", *flags]
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "sgviz",
+            "serve",
+            "--model-path",
+            model,
+            "--port",
+            "0",
+            *flags,
+        ]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -44,7 +63,7 @@ class ServerProcess:
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while True:
-            found = re.search(r"ready: (https?://\S+)/v1", self.text())
+            found = re.search(self.READY, self.text())
             if found:
                 self.url = found.group(1)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import urllib.error
 import urllib.request
@@ -16,6 +17,8 @@ from sgviz.errors import SgvizError
 from sgviz.events import RingSink, Tracer
 from sgviz.events.schema import RequestDispatched
 from sgviz.recording import Recording
+
+STREAMS = ("/sgviz/events", "/sgviz/events?what=dashboard")
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +142,15 @@ def test_a_ring_tells_what_came_since_and_what_fell_out() -> None:
         assert first == max(seen, 15) and rids(events) == [str(number) for number in range(first, 25)]
         first, some = ring.since(seen, 3)
         assert rids(some) == rids(events)[:3]
+
+
+def test_streams_end_with_the_server_and_without_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    with Engine("tiny-llama", device="mock") as engine:
+        url = engine.serve(port=0).url
+        streams = [urllib.request.urlopen(url + path, timeout=30) for path in STREAMS]
+        for stream in streams:
+            assert stream.readline()
+    for stream in streams:
+        while stream.readline():  # a stream that is cut raises
+            pass
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

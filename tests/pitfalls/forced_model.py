@@ -47,7 +47,7 @@ def forced_model(**settings: Any) -> Iterator[Forced]:
     """One with these settings; the model ends where its text does."""
     script: list[int] = []
 
-    def make_worker(settings: Settings) -> Worker:
+    def make_worker(settings: Settings, rank: int = 0) -> Worker:
         info = mock_info_of(settings)
         return MockWorker(
             info, rule=lambda rid, index, _: script[index] if index < len(script) else info.eos_token_ids[0]

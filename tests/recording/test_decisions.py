@@ -55,7 +55,7 @@ def test_every_admission_and_retraction_has_its_row(pressed: TimedRig) -> None:
     rec = pressed.recording()
     table = rec.decisions
     kinds = rec.events.kind
-    assert tuple(table.columns) == DECISION_COLUMNS
+    assert tuple(table.columns) == (*DECISION_COLUMNS, "dp_rank")
     assert (table.verdict == "admitted").sum() == (kinds == "admit.ok").sum() > 0
     assert (table.verdict == "retracted").sum() == (kinds == "request.retracted").sum() > 0
     kv = table[(table.reason == "kv") & (table.verdict == "refused")]
@@ -65,7 +65,7 @@ def test_every_admission_and_retraction_has_its_row(pressed: TimedRig) -> None:
 def test_tokens_are_those_sampled_each_with_its_way() -> None:
     rec = Recording(SyntheticRun(20, seed=1, total=320, gap_us=2_000).events)
     table = rec.tokens
-    assert tuple(table.columns) == TOKEN_COLUMNS
+    assert tuple(table.columns) == (*TOKEN_COLUMNS, "dp_rank")
     assert len(table) == rec.batches.token.notna().sum()
     assert (table.groupby("rid").size() == rec.requests.set_index("rid").completion_tokens).all()
     stages = ["sampled_ms", "streamed_ms", "detokenized_ms", "received_ms", "sent_ms"]

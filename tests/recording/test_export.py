@@ -21,8 +21,9 @@ from random_runs import run
 from synthetic import SyntheticRun
 from workload import crowd
 
+from sgviz.engine import Engine
 from sgviz.errors import BadRequest, SgvizError
-from sgviz.events.schema import AnyBody, BatchFinished, BatchPlanned, Event, LoopResumed
+from sgviz.events.schema import AnyBody, BatchFinished, BatchPlanned, DpChose, Event, LoopResumed
 from sgviz.recording import Recording
 from sgviz.recording.export.tables import TABLES
 
@@ -40,6 +41,17 @@ def pressed() -> Recording:
         "schedule_conservativeness": 0.001,
     }
     return run(config, crowd(3))[0].recording()
+
+
+@pytest.fixture(scope="module")
+def ranked() -> Recording:
+    """Two schedulers, samples of one prompt on both, and a request that no rank got."""
+    with Engine("tiny-llama", device="mock", dp_size=2, mock_step_ms=1.0) as engine:
+        engine.generate(["one", "two two", "three"], {"max_new_tokens": 5})
+        engine.generate("x", {"n": 4, "max_new_tokens": 3}, rid="family")
+        with pytest.raises(BadRequest):
+            engine.generate("y", {"max_new_tokens": 3}, routed_dp_rank=2, rid="nobodys")
+        return engine.recording().freeze()
 
 
 # ---------------------------------------------------------------- perfetto
@@ -144,6 +156,31 @@ def test_perfetto_counters_are_the_kv_and_the_queue(rec: Recording, tmp_path: Pa
     assert (last["running"], last["waiting"]) == tuple(rec.iterations.iloc[-1][["running", "waiting"]])
 
 
+def test_perfetto_has_the_tracks_of_each_scheduler(ranked: Recording, tmp_path: Path) -> None:
+    ranked.export("perfetto", tmp_path / "run.pftrace")
+    trace = read_trace(tmp_path / "run.pftrace")
+    names = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in trace.packet
+        if p.HasField("track_descriptor")
+    }
+    assert len(set(names.values())) == len(names)
+    events = [p for p in trace.packet if p.HasField("track_event")]
+    assert {p.track_event.track_uuid for p in events} <= set(names)
+    begins = [p for p in events if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
+    assert len(begins) == sum(p.track_event.type == TrackEvent.TYPE_SLICE_END for p in events)
+    for rank in ranked.ranks:
+        on = [p for p in begins if names[p.track_event.track_uuid] == f"device {rank}"]
+        ran = [p.track_event.name for p in on if "#" in p.track_event.name]
+        table = ranked.rank(rank).iterations
+        assert ran == [f"{row.mode} #{row.bid}" for row in table.itertuples()] and ran
+        counted = [p for p in events if names[p.track_event.track_uuid] == f"running {rank}"]
+        assert [p.track_event.counter_value for p in counted] == table.running.tolist()
+    chosen = [p for p in events if p.track_event.name == "dp.chose"]
+    assert {names[p.track_event.track_uuid] for p in chosen} == {"controller"}
+    assert len(chosen) == sum(isinstance(event.body, DpChose) for event in ranked.stamped())
+
+
 # ---------------------------------------------------------------- opentelemetry
 
 
@@ -182,6 +219,19 @@ def test_otel_spans_are_the_explanations_under_genai_names(rec: Recording, tmp_p
         assert children[0].start_time_unix_nano == root.start_time_unix_nano
         assert sum(s.end_time_unix_nano - s.start_time_unix_nano for s in children) == explanation.total_ns
     assert len({span.span_id for span in spans}) == len(spans)
+
+
+def test_otel_names_the_rank_of_a_request(ranked: Recording, tmp_path: Path) -> None:
+    ranked.export("otel", tmp_path / "run.jsonl")
+    spans = spans_of((tmp_path / "run.jsonl").read_text().splitlines())
+    roots = {
+        attributes["gen_ai.response.id"]: attributes
+        for attributes in (dict_of(span) for span in spans if not span.parent_span_id)
+    }
+    assert set(roots) == set(ranked.rids)
+    for rid, attributes in roots.items():
+        assert attributes.get("sgviz.dp_rank") == ranked.rank_with(rid)
+    assert "sgviz.dp_rank" not in roots["nobodys"]
 
 
 def dict_of(span) -> dict[str, object]:  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ import pytest
 from hand_loop import MS, Hand, by_stage, ms, normal_loop
 
 from sgviz.events.schema import AnyBody, BatchFinished
+from sgviz.recording import Cause, Recording
 from sgviz.recording.overlap_account import overlap_account
 
 
@@ -82,3 +83,21 @@ def _later(body: AnyBody, late: float) -> AnyBody:
         value = getattr(body, name)
         moved[name] = value + round(late * MS) if late and value > round(16.4 * MS) + MS else value
     return msgspec.structs.replace(body, **moved)
+
+
+def test_a_turn_that_launches_nothing_is_explained_until_it_waits_for_the_last_result() -> None:
+    """The last batch runs while the one before is processed; the turn after that finds nothing to plan."""
+    hand = Hand()
+    hand.enter(0.5, "a", taken=0)
+    hand.plan(1, 1, "extend")
+    hand.launch(2, 1, turn=0)
+    hand.plan(4, 2)
+    hand.launch(5, 2, turn=3)
+    hand.finish(8, 1, (2, 7), wait=5.5)
+    hand.process(9, 1)
+    hand.finish(14, 2, (7, 9.5), wait=11)  # 9.5 to 11: the loop, that nothing keeps busy
+    hand.process(15, 2, "a")
+    parts = Recording(hand.events).explain("a").parts
+    assert Cause.UNEXPLAINED not in [part.cause for part in parts]
+    last = [(part.cause, (part.start_ns - MS) / MS, (part.end_ns - MS) / MS) for part in parts][-3:]
+    assert last == [(Cause.LOOP, 9.5, 11), (Cause.HANDOVER, 11, 14), (Cause.PROCESSING, 14, 15)]

@@ -76,8 +76,10 @@ def test_everything_is_consistent(rec: Recording) -> None:
 
 def test_columns_and_rows(rec: Recording, run: SyntheticRun) -> None:
     assert tuple(rec.events.columns) == EVENT_COLUMNS and len(rec.events) == len(run.events) == len(rec)
-    assert tuple(rec.iterations.columns) == ITERATION_COLUMNS and len(rec.iterations) == run.bids
-    assert tuple(rec.kv.columns) == KV_COLUMNS
+    assert (
+        tuple(rec.iterations.columns) == (*ITERATION_COLUMNS, "dp_rank") and len(rec.iterations) == run.bids
+    )
+    assert tuple(rec.kv.columns) == (*KV_COLUMNS, "dp_rank")
     assert len(rec.requests) == 24 and list(rec.requests.rid) == rec.rids
     assert rec.events.t_ms.iloc[0] == 0 and rec.t0 == run.events[0].t and rec.t_end == run.events[-1].t
 

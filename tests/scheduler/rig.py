@@ -12,6 +12,7 @@ import msgspec
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.config import Settings
+from sgviz.disaggregation.protocol import KVManager
 from sgviz.events import RingSink, TimeStats, Tracer, VirtualClock
 from sgviz.events.schema import EngineConfigured
 from sgviz.grammar import GrammarCompiler
@@ -30,6 +31,7 @@ from sgviz.messages import (
 from sgviz.messages.session import SessionParams
 from sgviz.recording.audit import Auditor
 from sgviz.scheduler.finish import Decode
+from sgviz.scheduler.load_publisher import Put
 from sgviz.scheduler.scheduler import Scheduler
 from sgviz.scheduler.stops import Stop
 from sgviz.worker.mock_worker import MockWorker, TokenRule, mock_info
@@ -103,6 +105,8 @@ class Rig:
         grammars: GrammarCompiler | None = None,
         decode: Decode = letters,
         events: bool = True,
+        kv_manager: KVManager | None = None,
+        put_load: Put | None = None,
         **settings: object,
     ) -> None:
         self.ring = RingSink()
@@ -124,6 +128,9 @@ class Rig:
             policy=policy,
             grammars=grammars,
             make_profile=make_profile,
+            kv_manager=kv_manager,
+            put_load=put_load,
+            dp_rank=3,
         )
         self.state = self.scheduler.state
         self.answers: dict[str, Answer] = {}

@@ -59,6 +59,6 @@ class ScriptedControl:
     async def slow_down(self, forward_sleep_time: float | None) -> None:
         self._note("slow_down", forward_sleep_time)
 
-    async def get_load(self) -> Load:
-        self._note("get_load")
-        return self.load
+    async def get_loads(self) -> dict[int, Load]:
+        self._note("get_loads")
+        return {0: self.load}

@@ -31,6 +31,7 @@ from sgviz.serving import (
     create_app,
     loop_factory,
 )
+from sgviz.tokenizer_manager.ranks import Ranks
 
 MODEL = "tiny-test"
 VOCAB = 1000
@@ -90,6 +91,7 @@ class ScriptedManager:
     healthy: bool = True
     busy: int = 0
     control: ScriptedControl = field(default_factory=ScriptedControl)
+    ranks: Ranks = field(default_factory=Ranks)
     requests: list[GenerateReqInput] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     closed_early: list[str] = field(default_factory=list)

@@ -155,8 +155,8 @@ def test_content_type(server: Served, kind: str) -> None:
 
 VALUES: dict[str, Any] = {
     "tool_choice": "required", "function_call": {"name": "f"}, "response_format": {"type": "json_object"},
-    "modalities": ["text", "audio"], "best_of": 3, "routed_dp_rank": 1,
-    "data_parallel_rank": 1, "max_thinking_tokens": 0, "thinking_budget": 5, "web_search_options": {},
+    "modalities": ["text", "audio"], "best_of": 3, "max_thinking_tokens": 0, "thinking_budget": 5,
+    "web_search_options": {},
 }  # fmt: skip
 PATHS = {
     On.CHAT: (CHAT, chat()),

@@ -81,7 +81,7 @@ def test_what_is_clicked_and_slid_acts(engine: Engine) -> None:
 
 def test_sliders_end_where_the_model_does(engine: Engine) -> None:
     with LoadPanel(engine, **SMALL) as panel:
-        limits, context = drawn(panel)["limits"], engine.pipeline.infos["scheduler"].context_len
+        limits, context = drawn(panel)["limits"], engine.pipeline.scheduler_info.context_len
         assert limits["prompt_tokens"] + panel.output_tokens <= context
         panel.change(prompt_tokens=limits["prompt_tokens"])
         most = min(1024, context - panel.prompt_tokens)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -378,3 +380,16 @@ def test_future_map_relays_by_row() -> None:
     relay.forget(torch.tensor([4]))
     with pytest.raises(RuntimeError, match="row 4"):
         relay.resolve(nobody, torch.tensor([9, 4]))
+
+
+def test_a_closed_worker_holds_no_kv_memory_though_somebody_holds_it() -> None:
+    made = TpModelWorker(MODEL, device="cpu", max_total_tokens=64)
+    held = weakref.ref(made.runner.kv_pool)
+    gc.collect()
+    gc.disable()  # rings of references wait for it; the memory must not
+    try:
+        made.close()
+        made.close()
+        assert held() is None
+    finally:
+        gc.enable()

@@ -30,6 +30,7 @@ def makers() -> dict[str, object]:
         "poisson": lambda seed: workload.poisson(rate=4, num_requests=30, seed=seed, **SIZES),
         "gamma": lambda seed: workload.gamma(rate=4, cv=3, num_requests=30, seed=seed, **SIZES),
         "closed_loop": lambda seed: workload.closed_loop(concurrency=4, num_requests=30, seed=seed, **SIZES),
+        "heavy_tail": lambda seed: workload.heavy_tail(num_requests=30, output_tokens=(2, 9), rate=4, seed=seed),
         "shared_prefix": lambda seed: workload.shared_prefix(
             groups=3, prompts_per_group=5, prefix_tokens=50, question_tokens=(3, 9), output_tokens=4, seed=seed
         ),

@@ -18,6 +18,15 @@ from sgviz.events.schema.base import (
     Body,
     Reason,
 )
+from sgviz.events.schema.disaggregation import (
+    DisaggBootstrapped,
+    DisaggPreallocated,
+    DisaggPreallocRefused,
+    DisaggQueued,
+    DisaggTransferred,
+    KvReceived,
+    KvSent,
+)
 from sgviz.events.schema.flow import (
     ForwardsSlowed,
     GenerationContinued,
@@ -50,6 +59,7 @@ from sgviz.events.schema.memory import (
     TreeLocked,
     TreeSplit,
 )
+from sgviz.events.schema.parallel import DpChose, DpRankChanged, RouterPaired
 from sgviz.events.schema.process import (
     EngineConfigured,
     ProcessStarted,
@@ -94,7 +104,8 @@ AnyBody = Union[  # noqa: UP007
     EmbeddingsPooled, BatchProcessed, OutputStreamed, LoopResumed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken,
     RowReturned, PoolTaken, PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
     GenerationPaused, GenerationContinued, WeightsUpdated, WeightsRenamed, ProfileStarted, ProfileEnded, ForwardsSlowed,
-    SessionOpened, SessionClosed, SessionTurn,
+    SessionOpened, SessionClosed, SessionTurn, DpChose, DpRankChanged, RouterPaired, DisaggQueued, DisaggBootstrapped,
+    DisaggPreallocated, DisaggPreallocRefused, KvSent, KvReceived, DisaggTransferred,
 ]  # fmt: skip
 
 
@@ -136,6 +147,13 @@ __all__ = [
     "CacheFlushed",
     "ChunkCut",
     "ChunkSent",
+    "DisaggBootstrapped",
+    "DisaggPreallocRefused",
+    "DisaggPreallocated",
+    "DisaggQueued",
+    "DisaggTransferred",
+    "DpChose",
+    "DpRankChanged",
     "EmbeddingsPooled",
     "EngineConfigured",
     "Event",
@@ -144,6 +162,8 @@ __all__ = [
     "GenerationPaused",
     "GrammarQueued",
     "GrammarReady",
+    "KvReceived",
+    "KvSent",
     "LimitsChanged",
     "LoopIdle",
     "LoopResumed",
@@ -168,6 +188,7 @@ __all__ = [
     "RequestRetracted",
     "RequestTokenized",
     "ResponseFinished",
+    "RouterPaired",
     "RowReturned",
     "RowTaken",
     "ScanStopped",

@@ -113,7 +113,8 @@ class RequestRefused(Body, frozen=True, tag="request.refused"):
 
 class RequestAborted(Body, frozen=True, tag="request.aborted"):
     """A request is ended before its time. `where`: tokenizer, intake, grammar, waiting, running,
-    chunk, retract.
+    chunk, retract; of a prefill or decode server its queues too: bootstrap, inflight, prealloc, transfer, ready,
+    retracted.
 
     `reason`: the limit that it can never keep, if that is why.
     """

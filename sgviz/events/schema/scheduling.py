@@ -177,7 +177,7 @@ class RequestRetracted(Body, frozen=True, tag="request.retracted"):
 
 
 class BatchPlanned(Body, frozen=True, tag="batch.planned"):
-    """A batch is fixed: `mode` (extend, decode, mixed) and its members.
+    """A batch is fixed: `mode` (extend, decode, mixed, or prebuilt, which is not launched) and its members.
 
     By member: `extend_lens` new tokens, `prefix_lens` tokens already in KV. `kv_*` are the true token
     counts after allocation (free + evictable + protected + private == total); `running` and `waiting`

@@ -66,7 +66,7 @@ def _messages(rec: Recording) -> Iterator[Json]:
     offset = _unix_offset(rec)
     spans: list[Json] = []
     for rid in rec.rids:
-        spans += _spans(rec, rec.request(rid), rec.explain(rid), offset)
+        spans += _spans(rec, rid, rec.request(rid), rec.explain(rid), offset)
         if len(spans) >= SPANS_A_MESSAGE:
             yield _message(rec, spans)
             spans = []
@@ -92,11 +92,14 @@ def _unix_offset(rec: Recording) -> int:
     return rec.header.created_unix_ns - rec.t_end
 
 
-def _spans(rec: Recording, request: RequestState, explanation: Explanation, offset: int) -> Iterator[Json]:
+def _spans(
+    rec: Recording, rid: str, request: RequestState, explanation: Explanation, offset: int
+) -> Iterator[Json]:
+    """`rid`: the name of the request among all."""
     trace = hashlib.sha256(f"{explanation.rid}/{explanation.start_ns}".encode()).hexdigest()[:32]
     root = _span_id(trace, 0)
     failed = request.status is not None and request.status >= 400
-    attributes = _genai(rec, request)
+    attributes = _genai(rec, rid, request)
     yield _span(
         trace, root, "", f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}", SERVER,
         explanation.start_ns + offset, explanation.start_ns + explanation.total_ns + offset, attributes,
@@ -120,10 +123,10 @@ def _spans(rec: Recording, request: RequestState, explanation: Explanation, offs
         )
 
 
-def _genai(rec: Recording, request: RequestState) -> dict[str, Any]:
+def _genai(rec: Recording, rid: str, request: RequestState) -> dict[str, Any]:
     """The attributes of the GenAI conventions that the events know; unknown ones are left out."""
     received, converted = request.marks.get("request.received"), request.marks.get("request.converted")
-    configured = rec.fold().state.configured or rec.header.configured
+    configured = rec._configured()
     kind, model = "", configured.model if configured else "unknown"
     if received is not None and isinstance(received.body, RequestReceived):
         kind, model = received.body.type, received.body.model or model
@@ -138,6 +141,7 @@ def _genai(rec: Recording, request: RequestState) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
         "http.response.status_code": request.status,
         "sgviz.retractions": request.retractions or None,
+        "sgviz.dp_rank": rec.rank_with(rid) if len(rec.ranks) > 1 else None,
     }
     if converted is not None and isinstance(converted.body, RequestConverted):
         body = converted.body

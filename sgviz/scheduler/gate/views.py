@@ -60,7 +60,7 @@ class Viewer:
 
     def _running(self) -> tuple[ReqView, ...]:
         state = self._state
-        queued = (*state.waiting_queue, *state.grammar_queue)
+        queued = (*state.waiting_queue, *state.grammar_queue, *state.disagg.waiting())
         elsewhere = {id(req) for req in (*queued, state.chunked_req)}  # membership only
         return tuple(self._req(req, "running") for req in state.live.values() if id(req) not in elsewhere)
 

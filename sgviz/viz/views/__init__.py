@@ -13,8 +13,9 @@ from sgviz.viz.views.models import (
     OverlapView,
     Views,
 )
+from sgviz.viz.views.ranked import RankedViews, check_rank
 
 __all__ = [
     "MAX_SECONDS", "NAMES", "DashboardView", "JourneyView", "KvMapView", "LiveViews", "Numbers", "OverlapView",
-    "Views", "Wanted", "pause", "themes",
+    "RankedViews", "Views", "Wanted", "check_rank", "pause", "themes",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ SAMPLE_EVERY_NS = 20_000_000
 BARS = 120
 LANES = 36
 RECENT = 64  # requests whose latencies make the medians
+PREBUILT = "prebuilt"  # mode of a batch whose prompts another server computed
 
 
 @dataclass(slots=True)
@@ -104,10 +105,11 @@ class Counters:
 
 
 def dashboard(now: Moment, state: State, counters: Counters, t0: int, dropped: int) -> DashboardView:
-    """The dashboard at a moment; what came later is left out."""
+    """The dashboard at a moment; what came later is left out, and batches that no device runs."""
     requests = [each for each in state.requests.by_rid.values() if _began(each) <= now.t or not now.t]
     shown = _chosen(requests, now.t)
-    batches = [batch for batch in state.batches.values() if batch.planned <= now.t]
+    ran = (batch for batch in state.batches.values() if batch.plan.mode != PREBUILT)
+    batches = [batch for batch in ran if batch.planned <= now.t]
     return DashboardView(
         numbers=_numbers(now, requests, counters, dropped),
         samples=tuple(sample for sample in counters.samples if sample.t_ms <= now.t_ms),

@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `what`: views by name. `at`: a place on `clock`: after so many events, ms since the first, or up to the end of an
     iteration (None: now). `rid`: whose journey ("": one that ended). `node`: whose text. `seconds`: how much of the
-    overlap lanes.
+    overlap lanes. `rank`: of which scheduler, where there are several.
     """
 
     what: tuple[str, ...] = PAGE
@@ -55,6 +55,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rid: str = ""
     node: int = 0
     seconds: Annotated[float, msgspec.Meta(gt=0.0, le=MAX_SECONDS)] = 1.0
+    rank: int = 0
 
     def check(self) -> Wanted:
         """Itself. Raises BadRequest that names a view that is none."""
@@ -69,11 +70,15 @@ class LiveViews:
 
     Args:
         rec: where events come from. decode: token ids to text, for the nodes of the tree, where somebody can.
+        lost: events that were gone before `rec` could have them.
     """
 
-    def __init__(self, rec: Recording, decode: Decode | None = None) -> None:
+    def __init__(
+        self, rec: Recording, decode: Decode | None = None, lost: Callable[[], int] = lambda: 0
+    ) -> None:
         self._rec = rec
         self._decode = decode
+        self._lost = lost
         self.follower = Follower(rec.since, _start(rec))
         self._counters = Counters()
         self._tree_log = TreeLog()
@@ -96,6 +101,11 @@ class LiveViews:
             self._clocks.apply(event, count)
         return self.follower.count != before or self._fault != fault
 
+    @property
+    def newest_ms(self) -> float:
+        """When the newest event was, in ms since the first."""
+        return max(0.0, (self._clocks.newest.t - self.follower.t0) / 1e6)
+
     def make(self, wanted: Wanted) -> Views:
         """The views of one moment.
 
@@ -106,7 +116,8 @@ class LiveViews:
         follower = self.follower
         past = follower.at(self._count(wanted))
         now = moment(past.engine, past.count, follower.t0)
-        dropped = self._rec.dropped if not self._rec.is_live else follower.lost + follower.state.dropped
+        lost = follower.lost + follower.state.dropped + self._lost()
+        dropped = lost if self._rec.is_live else self._rec.dropped
         made: dict[str, object] = {}
         if "dashboard" in wanted.what:
             made["dashboard"] = dashboard(now, follower.state, self._counters, follower.t0, dropped)
@@ -120,15 +131,15 @@ class LiveViews:
             made["overlap"] = overlap_view(
                 self._rec.since, past.count, past.engine, wanted.seconds, follower.t0
             )
-        oldest, newest = self._clocks.forget(follower.oldest), self._clocks.newest
+        oldest = self._clocks.forget(follower.oldest)
         return Views(
             seq=past.count,
             newest=follower.count,
             oldest=follower.oldest,
             oldest_ms=max(0.0, (oldest.t - follower.t0) / 1e6),
-            newest_ms=max(0.0, (newest.t - follower.t0) / 1e6),
+            newest_ms=self.newest_ms,
             oldest_iteration=oldest.iteration,
-            newest_iteration=newest.iteration,
+            newest_iteration=self._clocks.newest.iteration,
             t_ms=now.t_ms,
             iteration=now.iteration,
             source=self._rec.source,

@@ -231,7 +231,8 @@ class Views(View, frozen=True):
     """One update: what was asked for, all of the moment after `seq` events, on both its clocks.
 
     `newest`: events so far. `oldest`: how far back one may go; `*_ms` and `*_iteration` are the same places on the
-    two other clocks. `fault`: why nothing new comes, if something is wrong.
+    two other clocks. `fault`: why nothing new comes, if something is wrong. `rank`, `ranks`: which scheduler this is,
+    and which there are, where there are several; all counts are its own.
     """
 
     seq: int
@@ -251,3 +252,5 @@ class Views(View, frozen=True):
     tree: TreeView | None = None
     journey: JourneyView | None = None
     overlap: OverlapView | None = None
+    rank: int | msgspec.UnsetType = msgspec.UNSET
+    ranks: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET

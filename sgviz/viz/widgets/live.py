@@ -21,7 +21,7 @@ from sgviz.viz.memory_figure import kv_figure, tree_figure
 from sgviz.viz.overlap_lanes import lanes_figure
 from sgviz.viz.run_figure import run_figure, source_line
 from sgviz.viz.style import theme
-from sgviz.viz.views import LiveViews, Views, Wanted
+from sgviz.viz.views import RankedViews, Views, Wanted, check_rank
 from sgviz.viz.views.live import Decode
 from sgviz.viz.widgets.base import Beat, SgvizWidget
 from sgviz.viz.widgets.fallback import Bundle, png, with_fallback
@@ -58,9 +58,10 @@ class LiveWidget(SgvizWidget):
     ) -> None:
         rec = recording_of(rec)
         wanted = _changed(Wanted(what=(kind,)), look)
+        check_rank(wanted.rank, rec.named_ranks)
         super().__init__(kind, self._hear)
         self._rec = rec
-        self._views = LiveViews(rec.sibling(), decode)
+        self._views = RankedViews(rec.sibling(), decode)
         self._wanted = wanted
         self._lock = threading.Lock()
         self._closed = False
@@ -78,7 +79,7 @@ class LiveWidget(SgvizWidget):
 
         Args:
             changes: fields of `views.Wanted`: `at` a place on `clock` (`event`, `ms`, `iteration`; None: now), the
-                journey of `rid`, the text of `node`, so many `seconds` of the lanes.
+                journey of `rid`, the text of `node`, so many `seconds` of the lanes, another `rank`.
 
         Raises:
             BadRequest: no such field, or no such moment is remembered.
@@ -105,11 +106,15 @@ class LiveWidget(SgvizWidget):
             return
         rid = str(wish.get("rid") or "")
         what = tuple(dict.fromkeys((*self._wanted.what, *(("journey",) if rid else ()))))
-        changes = {name: wish[name] for name in ("at", "clock", "seconds") if name in wish}
+        changes = {name: wish[name] for name in ("at", "clock", "seconds", "rank") if name in wish}
         try:
             self.show(what=what, rid=rid, node=int(wish.get("node") or 0), **changes)
         except BadRequest:
-            self.show(at=None)  # that moment is forgotten: show the present
+            self.show(at=None, **self._rank_of(wish))  # that moment is forgotten: show the present
+
+    def _rank_of(self, wish: dict[str, Any]) -> dict[str, object]:
+        """The rank that a wish names, if there is such a one."""
+        return {"rank": wish["rank"]} if wish.get("rank") in self._views.ranks else {}
 
     def _follow(self) -> None:
         try:
@@ -126,7 +131,12 @@ class LiveWidget(SgvizWidget):
 
     def figure(self) -> Figure:
         """The same as a picture, for pages where nothing runs: the whole run."""
-        return run_figure(self._rec.freeze())
+        return run_figure(self._looked_at())
+
+    def _looked_at(self) -> Recording:
+        """The run up to now; of several schedulers the one that is shown."""
+        frozen = self._rec.freeze()
+        return frozen.rank(self._wanted.rank) if len(frozen.ranks) > 1 else frozen
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Bundle:
         return with_fallback(super()._repr_mimebundle_(**kwargs), {"image/png": png(self.figure())})
@@ -135,21 +145,22 @@ class LiveWidget(SgvizWidget):
 class Dashboard(LiveWidget):
     """Queues, throughput, latencies, KV, batches and requests of a run, now or at any moment that is remembered.
 
-    Click a request for its explanation. `close` returns everything.
+    Click a request for its explanation. `close` returns everything. `rank`, here and below: which scheduler is shown
+    first, where there are several.
     """
 
-    def __init__(self, rec: Recording | Recorded) -> None:
-        super().__init__(rec, "dashboard")
+    def __init__(self, rec: Recording | Recorded, *, rank: int = 0) -> None:
+        super().__init__(rec, "dashboard", rank=rank)
 
 
 class KVMap(LiveWidget):
     """Every page of the KV pool a cell, coloured by state, owner or age."""
 
-    def __init__(self, rec: Recording | Recorded) -> None:
-        super().__init__(rec, "kv")
+    def __init__(self, rec: Recording | Recorded, *, rank: int = 0) -> None:
+        super().__init__(rec, "kv", rank=rank)
 
     def figure(self) -> Figure:
-        return kv_figure(self._rec.freeze())
+        return kv_figure(self._looked_at())
 
 
 class RadixTree(LiveWidget):
@@ -159,12 +170,12 @@ class RadixTree(LiveWidget):
         decode: what makes text of token ids, e.g. `engine.pipeline.tokenizer.decode`.
     """
 
-    def __init__(self, rec: Recording | Recorded, decode: Decode | None = None) -> None:
-        super().__init__(rec, "tree", decode)
+    def __init__(self, rec: Recording | Recorded, decode: Decode | None = None, *, rank: int = 0) -> None:
+        super().__init__(rec, "tree", decode, rank=rank)
         self._decode = decode
 
     def figure(self) -> Figure:
-        return tree_figure(self._rec.freeze(), decode=self._decode)
+        return tree_figure(self._looked_at(), decode=self._decode)
 
 
 class OverlapLanes(LiveWidget):
@@ -174,11 +185,11 @@ class OverlapLanes(LiveWidget):
         seconds: how much is shown, up to the moment that is looked at.
     """
 
-    def __init__(self, rec: Recording | Recorded, seconds: float = 1.0) -> None:
-        super().__init__(rec, "overlap", seconds=seconds)
+    def __init__(self, rec: Recording | Recorded, seconds: float = 1.0, *, rank: int = 0) -> None:
+        super().__init__(rec, "overlap", seconds=seconds, rank=rank)
 
     def figure(self) -> Figure:
-        frozen = self._rec.freeze()
+        frozen = self._looked_at()
         account = overlap_account(frozen.stamped())
         if not account.launches:
             return nothing(frozen, "no batch was launched yet", theme("light"))
@@ -186,15 +197,21 @@ class OverlapLanes(LiveWidget):
 
 
 class Journey(LiveWidget):
-    """One request through the types that carry it, and where its time went. `rid`: whose ("": one that ended)."""
+    """One request through the types that carry it, and where its time went.
 
-    def __init__(self, rec: Recording | Recorded, rid: str = "") -> None:
-        if rid:
-            recording_of(rec).request(rid)  # a wrong name is told before anything is opened
-        super().__init__(rec, "journey", rid=rid)
+    `rid`: whose ("": one of `rank` that ended).
+    """
+
+    def __init__(self, rec: Recording | Recorded, rid: str = "", *, rank: int = 0) -> None:
+        if rid:  # a wrong name is told before anything is opened
+            home = recording_of(rec).rank_with(rid)
+            if home is None:
+                raise BadRequest(f"{rid} was refused before it had a rank; `explain` says why")
+            rank = home
+        super().__init__(rec, "journey", rid=rid, rank=rank)
 
     def figure(self) -> Figure:
-        shown, frozen = self.shown.journey, self._rec.freeze()
+        shown, frozen = self.shown.journey, self._looked_at()
         return explain_figure(frozen, shown.rid) if shown and shown.rid else run_figure(frozen)
 
 

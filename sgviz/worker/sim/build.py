@@ -47,7 +47,8 @@ def make_sim_worker(
     ids = [i for i in text_ids(tokenizer) if i < info.vocab_size and i not in info.eos_token_ids]
     eos = info.eos_token_ids[0] if info.eos_token_ids else None
     chosen = cost or (FittedCost.load(settings.sim.sim_cost) if settings.sim.sim_cost else roofline)
-    return SimWorker(info, chosen, TokenRule(ids, eos, settings.model.random_seed), timer)
+    rule = TokenRule(ids, eos, settings.model.random_seed)
+    return SimWorker(info, chosen, rule, timer, link_bandwidth=roofline.gpu.link_bandwidth)
 
 
 def _info(settings: Settings, cost: RooflineCost, vocab: int, eos: tuple[int, ...]) -> WorkerInfo:

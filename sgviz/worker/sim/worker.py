@@ -17,22 +17,26 @@ import numpy.typing as npt
 from sgviz.batch.asked_positions import AskedPositions, asked_positions
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.vocab_mask import Constrained, constrained_members, fill_vocab_mask
+from sgviz.cache.req_kv import Slots
 from sgviz.errors import BadRequest, SgvizError, Unavailable
 from sgviz.worker.protocol import (
     BatchResult,
     EmbeddingBatchResult,
     GenerationBatchResult,
+    KVLayout,
     NewWeights,
     WorkerInfo,
 )
 from sgviz.worker.rule_vector import bits_of_ids, rule_vector
 from sgviz.worker.sim.cost_model import CostModel
 from sgviz.worker.sim.device_timer import DeviceTimer, WallTimer
+from sgviz.worker.sim.sim_link import SimCopy, SimLink
 from sgviz.worker.sim.step_work import StepWork
 from sgviz.worker.sim.token_rule import TokenRule
 
 Ints = npt.NDArray[np.int64]
 Wish = tuple[int, tuple[int, ...]]
+LINK_BANDWIDTH = 450e9  # bytes/s, of an H100
 
 
 @dataclass(slots=True)
@@ -63,10 +67,17 @@ class SimWorker:
         info: what the scheduler is told (`factory.sim_info`).
         cost: how long a forward takes. tokens: what it samples.
         timer: the wall clock by default; virtual runs bring their own.
+        link_bandwidth: bytes/s at which KV leaves and comes.
     """
 
     def __init__(
-        self, info: WorkerInfo, cost: CostModel, tokens: TokenRule, timer: DeviceTimer | None = None
+        self,
+        info: WorkerInfo,
+        cost: CostModel,
+        tokens: TokenRule,
+        timer: DeviceTimer | None = None,
+        *,
+        link_bandwidth: float = LINK_BANDWIDTH,
     ) -> None:
         self.info = info
         self._cost = cost
@@ -75,6 +86,11 @@ class SimWorker:
         self._free_at = 0
         self._launched = 0
         self._closed = False
+        self._primed: set[int] = set()  # rows whose requests are not known to the rule yet
+        self._out, self._in = SimLink(link_bandwidth, self._timer), SimLink(link_bandwidth, self._timer)
+        self.kv_layout = KVLayout(
+            tag=f"sim:{info.model}:{info.dtype}", wire_bytes=0, nominal_bytes=info.bytes_per_token
+        )
 
     def launch(self, batch: ScheduleBatch, *, delay_sample: bool = False) -> SimLaunch:
         """Put the forward on the timeline. Raises Unavailable after `close`."""
@@ -100,6 +116,8 @@ class SimWorker:
         rows = np.array(batch.rows, dtype=np.int64)
         if batch.forward_mode.is_extend:
             self._tokens.enter(batch.reqs)
+        if self._primed:
+            self._enter_primed(batch)
         wishes = None
         if batch.return_logprob:
             wishes = [(req.top_logprobs_num, req.token_ids_logprob) for req in batch.reqs]
@@ -127,6 +145,23 @@ class SimWorker:
 
     def forget(self, rows: list[int]) -> None:
         """Nothing is kept beyond what the next request in a row overwrites."""
+
+    def read_kv(self, slots: Slots, out: memoryview) -> SimCopy:
+        """Nothing is copied; it takes the link's time. The forwards go on beside it."""
+        return self._out.carry(len(slots) * self.kv_layout.nominal_bytes)
+
+    def write_kv(self, slots: Slots, data: memoryview) -> SimCopy:
+        return self._in.carry(len(slots) * self.kv_layout.nominal_bytes)
+
+    def prime(self, rows: list[int], tokens: list[int]) -> None:
+        """The rule knows a token by request and place, so only whose rows these are is to be learnt, at a launch."""
+        self._primed.update(rows)
+
+    def _enter_primed(self, batch: ScheduleBatch) -> None:
+        new = [req for req in batch.reqs if req.kv.req_pool_idx in self._primed]
+        if new:
+            self._tokens.enter(new)
+            self._primed.difference_update([req.kv.req_pool_idx for req in new])
 
     def load_weights(self, model_path: str) -> NewWeights:
         """Refused: there are none."""
