@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
@@ -58,7 +59,9 @@ def test_a_reader_who_is_slow_is_no_reason_to_tell_less(monkeypatch: pytest.Monk
 
     async def run() -> None:
         desk = Desk()
-        request = Request({"type": "http", "query_string": b"", "headers": []}, lambda: asyncio.sleep(3600))  # type: ignore[arg-type,return-value]
+        app = SimpleNamespace(state=SimpleNamespace(ending=False))
+        scope = {"type": "http", "query_string": b"", "headers": [], "app": app}
+        request = Request(scope, lambda: asyncio.sleep(3600))  # type: ignore[arg-type,return-value]
         stream = await view_stream(desk, request)  # type: ignore[arg-type]
         for desk.total in range(4):
             await anext(stream)
