@@ -17,7 +17,7 @@ from sgviz.errors import SgvizError, StartupError
 from sgviz.worker.protocol import KVLayout
 
 log = logging.getLogger(__name__)
-PIECE_BYTES = 8 << 20  # of a buffer: so many that what a piece costs beside its bytes is little
+PIECE_BYTES = 16 << 20  # of a buffer: so many that what a piece costs beside its bytes is little
 MOST_PIECE_TOKENS = 1024
 WHOLE = 16  # a piece is a multiple of this many tokens where it can be, so that most pages are whole
 TRIES, RETRY_S = 15, 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sgviz.disaggregation import shared_memory
 from sgviz.disaggregation.wire import Carrier
 
-BUFFERS = 4  # one is read into, one on its way, one is written out of, and one to spare
+BUFFERS = 3  # one is read into, one is on its way or written out of, and one to spare
 
 
 @dataclass(slots=True, kw_only=True)
