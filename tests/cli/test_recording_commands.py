@@ -21,6 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_explain_says_what_python_says(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(path), "req-003", "--figure", str(path.with_suffix(".png"))]) == 0
     assert main(["explain", str(path), "--figure", str(path.with_suffix(".png")), "req-003"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("req-003 took ") and "decode" in out and "observing cost" in out
