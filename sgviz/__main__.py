@@ -55,6 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"sgviz {arguments[0]}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        _forget_interrupt()
+
+
+def _forget_interrupt() -> None:
+    """Leave with the exit code that was chosen, also after a Ctrl-C in code that `exec` ran (dataclasses are so made).
+
+    CPython notes such a KeyboardInterrupt as unhandled, whoever catches it, and would end by the signal; it forgets
+    the note when it runs another text.
+    """
+    exec("")
 
 
 def _reader_left() -> bool:

@@ -879,7 +879,7 @@ class Stepper {
   async toggle() {
     if (this.status.attached) {
       await this.ctx.debug({ op: "detach" });
-      this.watch = null;
+      this.watch = null; // what is still under way is about a hold that is over
       this.show({ attached: false, parked: false, breakpoints: [] });
       return;
     }
@@ -931,14 +931,15 @@ class Stepper {
         if (!status.attached) return;
         if (status.parked && status.stop_no !== this.shownStop) await this.look();
       } catch (error) {
-        this.fail(error);
+        if (this.watch === watch) this.fail(error);
         return;
       }
     }
   }
 
   async look() {
-    const { view, status } = await this.seen();
+    const { watch } = this, { view, status } = await this.seen();
+    if (this.watch !== watch) return; // it was let go or runs on: this is of before
     this.then = null;
     this.show(status);
     this.shownStop = status.stop_no;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,6 +184,19 @@ def long_demo(tmp_path: Path) -> Iterator[Started]:
     started = Started("demo", *arguments, folder=tmp_path)
     yield started
     started.end()
+
+
+def test_ctrl_c_in_generated_code_keeps_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text('exec("raise KeyboardInterrupt")')  # as in making a dataclass
+    (tmp_path / "as_sgviz.py").write_text(
+        "import sys, sgviz.__main__ as command\n"
+        "command.COMMANDS['demo'] = ('interrupted', '')\n"
+        "sys.exit(command.main(['demo']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "as_sgviz"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (130, "sgviz demo: interrupted")
 
 
 def test_ctrl_c_while_it_imports_leaves_nothing(long_demo: Started) -> None:

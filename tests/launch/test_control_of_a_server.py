@@ -28,6 +28,14 @@ def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
+def answers_within(server: ServerProcess, seconds: float) -> bool:
+    try:
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+        return httpx.post(f"{server.url}/generate", json=body, timeout=seconds).is_success
+    except httpx.ReadTimeout:
+        return False
+
+
 def ids(server: ServerProcess, tokens: int = 24) -> list[list[int]]:
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     answer = post(server, "/generate", text=PROMPTS, sampling_params=params)
@@ -89,13 +97,16 @@ def test_a_scheduler_that_dies_while_weights_wait_is_an_error_and_no_hang(
 ) -> None:
     other = str(other_weights(tmp_path / "other"))
     with ServerProcess("--device", "mock", "--mock-step-ms", "20") as server:
-        running = Job(lambda: post(server, "/generate", text="x", sampling_params={"max_new_tokens": 1400}))
+        params = {"max_new_tokens": 1400, "ignore_eos": True}
+        running = Job(lambda: post(server, "/generate", text="x", sampling_params=params))
         held = 0
         while not held:  # until it has begun
             held = httpx.get(f"{server.url}/get_load").json()[0]["num_reqs"]
         weights = Job(
             lambda: post(server, "/update_weights_from_disk", model_path=other)
         )  # waits for `running`
+        while answers_within(server, 2.0):  # until it holds up those that come after it
+            assert not weights.done
         server.children()["scheduler"].kill()
         for job in (weights, running):
             answer = job.result()

@@ -80,7 +80,11 @@ def told(admitted: list[Reply], refused: list[Reply], rate: float) -> str:
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(8.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.long)]
+    "seconds",
+    [
+        pytest.param(8.0, marks=[pytest.mark.slow, pytest.mark.alone]),
+        pytest.param(60.0, marks=pytest.mark.long),
+    ],
 )
 def test_three_times_too_much_for_a_while(seconds: float) -> None:
     async def story(server: ServerProcess) -> None:

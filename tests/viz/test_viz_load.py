@@ -20,6 +20,7 @@ from server_process import ServerProcess
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
 ]

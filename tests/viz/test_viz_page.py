@@ -155,6 +155,28 @@ def test_the_stepper_parks_the_scheduler_and_lets_it_go(page: Any, served: tuple
         assert not engine.internal_state()["parked"]
 
 
+def test_what_was_asked_before_it_was_let_go_is_not_shown_after_it(
+    page: Any, served: tuple[Engine, str]
+) -> None:
+    late: list[Any] = []
+    page.route(
+        "**/sgviz/debug",
+        lambda route: late.append(route) if '"look"' in route.request.post_data else route.continue_(),
+    )
+    where = "document.querySelector('[data-n=where]').textContent"
+    with loaded(served[0], clients=1):
+        page.click("button[data-act=attach]")
+        page.click("button[data-act=pause]")
+        page.wait_for_function(f"{where}.startsWith('stop ')")
+        page.click("button[data-act=attach]")
+        page.wait_for_function(f"{where}.startsWith('not attached')")
+        with page.expect_response("**/sgviz/debug") as answer:
+            late[0].continue_()
+        assert "not attached" in answer.value.json()["error"]["message"]
+        page.wait_for_timeout(200)  # for whoever would show it
+        assert page.evaluate(where).startswith("not attached: ")
+
+
 def test_closing_the_page_lets_the_scheduler_go(browser: Any, served: tuple[Engine, str]) -> None:
     engine, url = served
     page = browser.new_page()

@@ -39,6 +39,10 @@ class Load:
             self._engine.generate(prompt, sampling_params={"max_new_tokens": 8 + turn % 24})
             turn += len(self._threads)
 
+    def give_up(self) -> None:
+        """Ask no more; who waits for an answer is left alone."""
+        self._stopping.set()
+
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
@@ -51,8 +55,10 @@ def loaded(engine: Engine, clients: int) -> Iterator[Load]:
     load = Load(engine, clients)
     try:
         yield load
-    finally:
-        load.stop()
+    except BaseException:
+        load.give_up()  # the scheduler may stand still for good: what went wrong is to be told, not that
+        raise
+    load.stop()
 
 
 def state(url: str, seq: int, key: str | None = None) -> dict[str, Any]:

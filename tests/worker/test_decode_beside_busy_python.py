@@ -58,6 +58,7 @@ def step_ms(driver: HandDriver, reqs: list[Req]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
 def test_a_decode_step_beside_busy_python_takes_at_most_twice_as_long(
     quantization: Quantization | None, capsys: pytest.CaptureFixture[str]
