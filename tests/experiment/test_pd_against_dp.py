@@ -31,6 +31,7 @@ def found() -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_both_shapes_answer_the_same_requests(found: dict[str, Any]) -> None:
     (dp,), (pd,) = found["runs"]["dp 2"], found["runs"]["pd 1 + 1"]
     for name in ("completed", "total_input_tokens", "total_output_tokens"):
@@ -44,6 +45,7 @@ def test_both_shapes_answer_the_same_requests(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_devices_and_transfers_are_those_of_the_work(found: dict[str, Any]) -> None:
     (dp,), (pd,) = found["runs"]["dp 2"], found["runs"]["pd 1 + 1"]
     assert list(dp["devices"]) == ["rank 0", "rank 1"] and list(pd["devices"]) == ["prefill", "decode"]

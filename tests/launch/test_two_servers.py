@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ from sgviz.doctor.network import stale_folders
 from sgviz.engine import Engine
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Sockets below a long path would go elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="stale-") as path:
+        yield Path(path)
 
 
 def generate(server: ServerProcess, text: str, tokens: int = 12) -> dict:
@@ -67,19 +75,19 @@ def test_what_killed_servers_left_blocks_nobody_and_is_not_touched() -> None:
 
 
 def test_stale_folders_of_every_kind_do_not_disturb_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     ports, folder = PortArgs.for_processes()
     for name in (ports.scheduler_input_ipc_name, ports.tokenizer_ipc_name):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(name.removeprefix("ipc://"))
-    (tmp_path / "sgviz-file").write_text("not even a folder")
-    (tmp_path / "sgviz-locked").mkdir(mode=0)
+    (short_path / "sgviz-file").write_text("not even a folder")
+    (short_path / "sgviz-locked").mkdir(mode=0)
     with Engine("tiny-llama", mode="processes", device="mock") as engine:
         assert engine.generate("x", {"max_new_tokens": 3})["meta_info"]["completion_tokens"] == 3
         assert engine.pipeline.ports.instance_id != ports.instance_id
-    assert sorted(path.name for path in tmp_path.glob("sgviz-*")) == sorted(
+    assert sorted(path.name for path in short_path.glob("sgviz-*")) == sorted(
         ["sgviz-file", "sgviz-locked", Path(folder.name).name]
     )
     folder.cleanup()

@@ -24,6 +24,7 @@ from viz_page_tools import CHROMIUM, COLOURS
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
 ]

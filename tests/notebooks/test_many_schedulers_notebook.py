@@ -27,7 +27,7 @@ FACTS = """{
     "dropped": sum(each.dropped for each in (split.prefill, split.decode, ranks)),
 }"""
 TOKEN_BYTES = 131_072  # of llama-3-8b
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ FACTS = """{
     "cpu": {str(threads): found.ratios().loc["overlap"].to_dict() for threads, found in cpu.items()},
     "cpu same": all(bool(found.requests.same_output.all()) for found in cpu.values()),
 }"""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
