@@ -34,6 +34,8 @@ from sgviz.events.schema import (
     RequestFinished,
     RequestReceived,
     RequestTokenized,
+    RouterFailed,
+    RouterPaired,
     RowReturned,
     RowTaken,
     TraceDropped,
@@ -94,6 +96,7 @@ class Auditor:
             RequestDispatched: books.went_on, DpRankChanged: books.rank_changed, DisaggQueued: books.disagg_queued,
             DisaggBootstrapped: transfers.bootstrapped, DisaggPreallocated: transfers.preallocated,
             DisaggTransferred: transfers.transferred, KvSent: transfers.sent, KvReceived: transfers.received,
+            RouterPaired: books.router.paired, RouterFailed: books.router.failed,
         }  # fmt: skip
         self._last_seq: dict[str, int] = {}
         self._total = self._audited = 0

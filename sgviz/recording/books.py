@@ -1,6 +1,6 @@
 """The accounts of the audit: who owns each slot, row and lock, and which rule an event breaks.
 
-Imports: events, recording (ends, engine_fold, transfer_books), numpy.
+Imports: events, recording (ends, engine_fold, router_books, transfer_books), numpy.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sgviz.events.schema import (
 )
 from sgviz.recording.ends import Ends
 from sgviz.recording.engine_fold import ENDS_AT_ONCE
+from sgviz.recording.router_books import RouterBooks
 from sgviz.recording.transfer_books import TransferBooks
 
 Slots = npt.NDArray[np.int64]
@@ -83,6 +84,7 @@ class Books:
         self.aborting: dict[str, None] = {}
         self.ends = Ends()
         self.transfers = TransferBooks(self.fault)
+        self.router = RouterBooks(self.fault)
         self.paired: dict[str, None] = {}  # of a prefill or decode server: a copy may outlive them
         self.draining: dict[str, None] = {}  # such ones that have ended; at the next idle they hold nothing
         self.event: Event | None = None

@@ -23,6 +23,7 @@ from sgviz.recording.queue_sums import add, stay_sums
 from sgviz.recording.queue_words import joined, queue_part
 from sgviz.recording.refusals import Refusal, refusal_of, refusal_words
 from sgviz.recording.requests import RequestState
+from sgviz.recording.routes import Route, Routes
 from sgviz.recording.standings import Standings, Stay
 from sgviz.recording.timeline import Doing, Timeline, timeline
 from sgviz.recording.transfer_words import laid_over, transfer_parts
@@ -40,7 +41,8 @@ class Explainer:
     """Explains the requests of one fold; what they share is computed once."""
 
     def __init__(self, events: Sequence[Event], state: State, t_end: int) -> None:
-        self._state = state
+        self._state, self._events = state, events
+        self._routes: Routes | None = None  # read when it is first asked for
         self._t_end = t_end
         self.standings = Standings().read(events)
         self.transfers = Transfers(state.configured).read(events)
@@ -74,6 +76,8 @@ class Explainer:
 
     def explain(self, request: RequestState) -> Explanation:
         """The whole life of `request`; a parent's follows the child that ended last."""
+        if (route := self.route(request)) is not None:
+            return route.explanation(request.rid)
         life = self._life_of(request)
         start, end = _bounds(request, life, self._t_end)
         parts: Iterable[Part] = _whole(self._parts(request, life, start, end), start, end)
@@ -82,6 +86,14 @@ class Explainer:
         parts = self._held.over(parts, reached=reached)
         done, refused = _is_done(request, life), refusal_words(request.status, self._refused(life))
         return Explanation(request.rid, end - start, tuple(parts), done=done, refused=refused)
+
+    def route(self, request: RequestState) -> Route | None:
+        """What a router did with it, in a router's recording."""
+        if "router.paired" not in request.marks:
+            return None
+        if self._routes is None:
+            self._routes = Routes().read(self._events)
+        return self._routes.of(_plain(request.rid), request.stats.created)
 
     def transfer(self, life: RequestState) -> TransferState | None:
         """Its transfer, on a prefill or decode server."""

@@ -62,6 +62,7 @@ class Cause(StrEnum):
     CLIENT = "client"
     CHILDREN = "children"
     ROUTE = "route"
+    ATTEMPT = "failed_attempt"
     UNEXPLAINED = "unexplained"
 
 
@@ -110,6 +111,7 @@ MEANINGS: dict[Cause, str] = {
     Cause.CLIENT: "the client takes the rest of the answer",
     Cause.CHILDREN: "it is done and waits for the other samples or prompts of its answer",
     Cause.ROUTE: "the router passes it on",
+    Cause.ATTEMPT: "the router gave it to a pair of servers that failed",
     Cause.UNEXPLAINED: "no event explains it",
 }
 

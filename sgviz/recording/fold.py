@@ -45,11 +45,12 @@ from sgviz.events.schema import (
     RequestRetracted,
     RequestTokenized,
     ResponseFinished,
+    RouterPaired,
     SessionTurn,
     TextEmitted,
     TokensSampled,
 )
-from sgviz.recording import controller_part, disagg_phases
+from sgviz.recording import controller_part, disagg_phases, routes
 from sgviz.recording.engine_fold import Difference, EngineFold
 from sgviz.recording.keyframes import KEYFRAME_EVERY, Keyframes
 from sgviz.recording.ledger import Ledger
@@ -205,6 +206,7 @@ _HANDLERS: Mapping[type, Callable[[State, Event, Any], None]] = MappingProxyType
         RequestDispatched: lambda state, event, body: state.requests.dispatched(event, body),
         DpChose: lambda state, event, body: controller_part.chose(state.requests, event, body),
         DpRankChanged: lambda state, event, body: controller_part.rank_changed(state.requests, event, body),
+        RouterPaired: lambda state, event, body: routes.paired(state.requests, event, body),
         OutputReceived: lambda state, event, body: state.requests.output_received(event, body),
         RequestFinished: lambda state, event, body: state.requests.finished(event, body),
         RequestRefused: lambda state, event, body: state.requests.refused(event, body),

@@ -32,6 +32,7 @@ from sgviz.events.schema import (
 )
 from sgviz.recording.fold import State
 from sgviz.recording.requests import RequestState
+from sgviz.recording.routes import ROUTER, Route
 from sgviz.recording.tables import NS_PER_MS
 
 Holds = dict[str, str]
@@ -67,6 +68,16 @@ def journey(state: State, request: RequestState) -> list[TypeStep]:
             steps.pop()
         steps.append(step)
     return steps
+
+
+def routed_steps(route: Route, origin: int) -> list[TypeStep]:
+    """A step for each pair that a router gave the request; `origin`: the zero of their times."""
+    return [
+        TypeStep(
+            type="RouterPaired", component=ROUTER, pid=0, t_ms=(attempt.t - origin) / NS_PER_MS, holds=attempt.holds
+        )
+        for attempt in route.attempts
+    ]  # fmt: skip
 
 
 def _step(

@@ -11,27 +11,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from sgviz.events.schema import RouterPaired
 from sgviz.recording.explanation import Cause, Explanation, Part
-from sgviz.recording.journey import TypeStep
+from sgviz.recording.journey import TypeStep, routed_steps
 from sgviz.recording.requests import RequestState
+from sgviz.recording.routes import ROUTER, Route
 from sgviz.recording.tables import NS_PER_MS
 from sgviz.recording.transfer_words import carried_words, cut, size_words
 from sgviz.recording.transfers import DECODE, PREFILL, TransferState
 
-ROUTER, BETWEEN = "router", "transfer"
+BETWEEN = "transfer"
 _ELSEWHERE = frozenset({Cause.AWAITS_KV, Cause.TRANSFER, Cause.BOOTSTRAP})
-
-
-@dataclass(slots=True)
-class Routed:
-    """What the router did with a request: first and last event, when it was paired, when text was first passed on."""
-
-    start: int
-    end: int
-    paired: int = 0
-    first: int = 0
-    body: RouterPaired | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +35,7 @@ class Seen:
     decode: RequestState
     sent: TransferState | None
     came: TransferState | None
-    routed: Routed | None
+    routed: Route | None
     shift: int
     ranks: tuple[int | None, int | None] = (0, 0)
     several: bool = False
@@ -88,15 +77,10 @@ def both_sides(seen: Seen, prefill: Explanation, decode: Explanation) -> Explana
     parts = list(_chosen(seen, ours, theirs, start, end))
     routed = seen.routed
     if routed is not None:
-        words = (
-            f"to {routed.body.prefill} and {routed.body.decode} by {routed.body.policy}"
-            if routed.body
-            else ""
-        )
-        if routed.start < start:
-            parts.insert(0, Part(routed.start, start - routed.start, Cause.ROUTE, (), words, 0, ROUTER))
+        parts[:0] = routed.parts(start)
         if routed.end > end:
-            parts.append(Part(end, routed.end - end, Cause.ROUTE, (), "the rest of the answer", 0, ROUTER))
+            words = (routed.attempts[-1].failure if routed.attempts else "") or "the rest of the answer"
+            parts.append(Part(end, routed.end - end, Cause.ROUTE, (), words, 0, ROUTER))
     total = sum(part.duration_ns for part in parts)
     refused = decode.refused or prefill.refused
     return Explanation(seen.rid, total, tuple(parts), done=decode.done, refused=refused)
@@ -194,11 +178,7 @@ def joined_journey(seen: Seen, prefill: list[TypeStep], decode: list[TypeStep]) 
         if not (step.type == "KV transfer" and side == PREFILL)  # told once, by whom it came to
     ]
     routed = seen.routed
-    if routed is not None and routed.body is not None:
-        body = routed.body
-        holds = {"bootstrap_room": str(body.room), "prefill": body.prefill, "decode": body.decode}
-        at = (routed.paired - start) / NS_PER_MS
-        steps.append(TypeStep(type="RouterPaired", component=ROUTER, pid=0, t_ms=at, holds=holds))
+    steps += routed_steps(routed, start) if routed is not None else []
     return sorted(steps, key=lambda step: step.t_ms)
 
 

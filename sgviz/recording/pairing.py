@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sgviz.errors import BadRequest, NotFound, suggest
-from sgviz.events.schema import ChunkSent, DisaggQueued, DisaggTransferred, Event, RouterPaired
+from sgviz.events.schema import DisaggQueued, DisaggTransferred, Event
 from sgviz.recording.audit import AuditReport
 from sgviz.recording.books import Finding
 from sgviz.recording.explanation import Explanation
 from sgviz.recording.journey import TypeStep
 from sgviz.recording.pair_clock import ClockFit, causal_bounds, fit
-from sgviz.recording.pair_explain import Routed, Seen, both_sides, joined_journey
+from sgviz.recording.pair_explain import Seen, both_sides, joined_journey
 from sgviz.recording.pair_tables import pair_table
 from sgviz.recording.recording import Recording, load
+from sgviz.recording.routes import Routes
 from sgviz.recording.store import Progress
 from sgviz.recording.transfers import DECODE, PREFILL, Transfers
 
@@ -29,18 +30,21 @@ LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class PairAudit:
-    """The audits of both sides, and `findings` of what one side sent and the other did not get."""
+    """The audits of both sides (and of the router), and `findings` of what one side sent and the other did not get."""
 
     prefill: AuditReport
     decode: AuditReport
     findings: tuple[Finding, ...]
+    router: AuditReport | None = None
 
     @property
     def balanced(self) -> bool:
-        return self.prefill.balanced and self.decode.balanced and not self.findings
+        routed = self.router is None or self.router.balanced
+        return self.prefill.balanced and self.decode.balanced and routed and not self.findings
 
     def __str__(self) -> str:
         lines = [f"prefill: {self.prefill}", f"decode: {self.decode}"]
+        lines += [f"router: {self.router}"] if self.router is not None else []
         between = "\n".join(map(str, self.findings)) or "what was sent is what came"
         return "\n".join([*lines, f"between them: {between}"])
 
@@ -81,7 +85,8 @@ class PairedRecording:
         self.rids = _common(self)
         self.clock: ClockFit = fit(prefill, decode, causal_bounds(self._sent, self._came))
         self.router_clock: ClockFit | None = None if router is None else fit(prefill, router)
-        self._routed = {} if router is None else _routed(router, self.router_clock)
+        shift = self.router_clock.shift_ns if self.router_clock is not None else 0
+        self._routes = Routes(shift).read(() if router is None else router.stamped())
 
     def __repr__(self) -> str:
         sources = " + ".join(
@@ -92,8 +97,8 @@ class PairedRecording:
     @property
     def t0(self) -> int:
         """The earliest event, on the pair's clock (ns)."""
-        starts = [self.prefill.t0, self.decode.t0 + self.clock.shift_ns]
-        return min([*starts, *(seen.start for seen in self._routed.values())])
+        starts = [self.prefill.t0, self.decode.t0 + self.clock.shift_ns, self._routes.start]
+        return min(start for start in starts if start is not None)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -113,7 +118,7 @@ class PairedRecording:
             decode=self.decode.request(name),
             sent=self._sent.of(name),
             came=self._came.of(name),
-            routed=self._routed.get(name),
+            routed=self._routes.of(name),
             shift=self.clock.shift_ns,
             ranks=(self.prefill.rank_with(name), self.decode.rank_with(name)),
             several=len(self.prefill.ranks) + len(self.decode.ranks) > 2,
@@ -134,7 +139,8 @@ class PairedRecording:
 
     def audit(self) -> PairAudit:
         """Balance the books of both sides, and compare what was sent with what came."""
-        return PairAudit(self.prefill.audit(), self.decode.audit(), tuple(self._between()))
+        routed = None if self.router is None else self.router.audit()
+        return PairAudit(self.prefill.audit(), self.decode.audit(), tuple(self._between()), routed)
 
     def _between(self) -> list[Finding]:
         found: list[Finding] = []
@@ -208,22 +214,6 @@ def _common(pair: PairedRecording) -> list[str]:
         f"{pair.prefill.source} and {pair.decode.source} have no request in common (the first has {shown[0]}, the "
         f"second {shown[1]}): they are not of one run"
     )
-
-
-def _routed(router: Recording, clock: ClockFit | None) -> dict[str, Routed]:
-    shift = clock.shift_ns if clock is not None else 0
-    out: dict[str, Routed] = {}
-    for event in router.stamped():
-        rid = getattr(event.body, "rid", "")
-        if not rid:
-            continue
-        known = out.setdefault(rid, Routed(event.t + shift, event.t + shift))
-        known.end = event.t + shift
-        if isinstance(event.body, RouterPaired):
-            known.paired, known.body = event.t + shift, event.body
-        if isinstance(event.body, ChunkSent) and event.body.chars and not known.first:
-            known.first = event.t + shift
-    return out
 
 
 def _differences(

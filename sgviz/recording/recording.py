@@ -25,7 +25,7 @@ from sgviz.recording.diff import Diff, diff
 from sgviz.recording.explain import Explainer
 from sgviz.recording.explanation import Explanation
 from sgviz.recording.export import export
-from sgviz.recording.journey import TypeStep, journey
+from sgviz.recording.journey import TypeStep, journey, routed_steps
 from sgviz.recording.moment import Moment, moment
 from sgviz.recording.ranked_source import RankedSource
 from sgviz.recording.requests import RequestState
@@ -187,6 +187,8 @@ class Recording(RankedSource):
         request = self.request(rid)
         if (many := self._many()) is not None:
             return many.home(request).journey(request.rid)
+        if "router.paired" in request.marks and (route := self.explainer().route(request)) is not None:
+            return routed_steps(route, route.start)
         return journey(self._state_now(), request)
 
     def time_stats(self, rid: str) -> TimeStats:

@@ -146,13 +146,18 @@ class Requests:
         """The request `rid`, created at `t` unless it is there already; a finished one makes place."""
         old = self.by_rid.get(rid)
         if old is not None and (old.stats.finished or old.refusal is not None):
-            old.rid = self._past_name(rid)
-            self.by_rid[old.rid] = self.by_rid.pop(rid)
+            self.make_place(rid)
         state = self.of(rid)
         if not state.stats.created:
             state.stats.created = t
             state.enter(PhaseName.TOKENIZE, t)
         return state
+
+    def make_place(self, rid: str) -> None:
+        """Whoever has the name becomes `rid#n`."""
+        if (old := self.by_rid.get(rid)) is not None:
+            old.rid = self._past_name(rid)
+            self.by_rid[old.rid] = self.by_rid.pop(rid)
 
     def _past_name(self, rid: str) -> str:
         number = 1 + sum(1 for name in self.by_rid if name.startswith(f"{rid}#"))

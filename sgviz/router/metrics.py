@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sgviz.router.blame import Side
 from sgviz.router.servers import Server
 
 SERVER = ("side", "url")
@@ -21,10 +22,15 @@ SERVER = ("side", "url")
 
 @dataclass(slots=True)
 class Counts:
-    """What a router has counted since it started: answers of pairs by path and status, pairs tried after a first."""
+    """What a router has counted since it started.
+
+    Attributes:
+        answers: of pairs, by path and status. retries: pairs tried after a first. failed: attempts, by who is to blame.
+    """
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     retries: int = 0
+    failed: Counter[Side] = field(default_factory=Counter)
 
 
 def exposition(servers: Sequence[Server], counts: Counts) -> bytes:
@@ -53,6 +59,14 @@ class _Now(Collector):
             "Times that a request went on to another pair before its first token.",
             value=self._counts.retries,
         )
+        failed = CounterMetricFamily(
+            "sgviz_router_failed_attempts",
+            "Attempts, one pair each, that gave no answer or broke off, by who is to blame; unknown: nobody can tell.",
+            labels=("side",),
+        )
+        for side in Side:
+            failed.add_metric((side,), self._counts.failed[side])
+        yield failed
 
     def _of_servers(self) -> Iterator[Metric]:
         healthy = GaugeMetricFamily(

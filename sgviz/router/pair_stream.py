@@ -6,7 +6,7 @@ Imports: errors, serving (client watch, SSE), this folder.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -19,7 +19,7 @@ from sgviz.serving.reply import ClientWatch
 from sgviz.serving.serving_base import error_event
 
 if TYPE_CHECKING:
-    from sgviz.router.exchange import Pair
+    from sgviz.router.pair import Pair
     from sgviz.router.router import Router
 
 ENDS_OF_EVENT = (b"\n\n", b"\n\r\n", b"\r\r")  # an empty line, after a line ended by any of \n, \r\n, \r
@@ -47,15 +47,25 @@ class WholeEvents:
 
 
 class PairStream(Response):
-    """The decode side's stream, byte for byte. Where it breaks off, whole events are out, and an error follows."""
+    """The decode side's stream, byte for byte. Where it breaks off, whole events are out, and an error follows.
+
+    Args:
+        broke: told why, where it breaks off.
+    """
 
     def __init__(
-        self, source: httpx2.Response, pair: Pair, watch: ClientWatch, rids: list[str], router: Router
+        self,
+        source: httpx2.Response,
+        pair: Pair,
+        watch: ClientWatch,
+        rids: list[str],
+        router: Router,
+        broke: Callable[[str], None],
     ) -> None:
         super().__init__(status_code=source.status_code)
         self.raw_headers = end_to_end(source.headers.raw, frozenset({b"date"}))
         self._source, self._pair, self._watch, self._rids, self._router = source, pair, watch, rids, router
-        self._started = False
+        self._broke, self._started = broke, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ended = False
@@ -92,7 +102,9 @@ class PairStream(Response):
         decode = self._pair.decode
         why = f"it broke off in the middle of an answer ({type(error).__name__})"
         self._router.watch.suspect(decode.server, why)
-        return decode.broken(error)
+        told = decode.broken(error)
+        self._broke(told.message)
+        return told
 
 
 class Spawn:

@@ -42,6 +42,7 @@ class Server:
         ranks, ranks_out: how many data parallel ranks it has, and which of them get no requests; 1 and none if all do.
         given, failed: requests it got from this router, and those of them to which its connection broke.
         silent: looks since its last sign of life that got no answer in time. hangs: there were SILENT_LOOKS of them.
+        losses, last_why: how often it was lost, and why the last time.
     """
 
     url: str
@@ -57,6 +58,8 @@ class Server:
     given: int = 0
     failed: int = 0
     silent: int = 0
+    losses: int = 0
+    last_why: str = ""
     hangs: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -67,7 +70,9 @@ class Server:
         """It gets no requests until a look finds it well."""
         if self.why != why:
             log.warning("the %s server %s gets no requests: %s", self.side, self.url, why)
-        self.why, self.asked = why, False
+        self.losses += self.healthy
+        self.why = self.last_why = why
+        self.asked = False
 
     def find(self) -> None:
         """A look found it well."""

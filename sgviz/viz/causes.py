@@ -59,6 +59,7 @@ LOOKS: Mapping[Cause, tuple[str, str]] = MappingProxyType(
         Cause.CLIENT: ("output", "xx"),
         Cause.CHILDREN: ("output", "++"),
         Cause.ROUTE: ("tokenize", "++"),
+        Cause.ATTEMPT: ("alert", "xx"),
         Cause.UNEXPLAINED: ("alert", ""),
     }
 )

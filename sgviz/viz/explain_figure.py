@@ -24,7 +24,7 @@ def explain_figure(rec: Recording, rid: str, *, look: str = "light") -> Figure:
     """
     rec, colours = rec.freeze(), theme(look)
     explanation = rec.explain(rid)
-    if not explanation.parts:
+    if not explanation.total_ns:
         return nothing(rec, f"{rid} took no time", colours)
     sums = explanation.by_cause()
     causes = [cause for cause in Cause if cause in sums]

@@ -113,9 +113,10 @@ def test_a_cut_cable_ends_what_needs_it_and_the_next_request_works(pair: Pair) -
     )
     pair.far.cut()
     try:
-        in_time(waiting, LOST_S + ABORT_S + HEALTH_S)
+        told = in_time(waiting, LOST_S + ABORT_S + HEALTH_S)
+        assert f"the prefill server {pair.sides[0].url}" in told and "cannot know" not in told, told
         late = pair.near.ask("POST", url, {"text": "after the cut", "sampling_params": GREEDY})
-        in_time(late, BOOTSTRAP_S + ABORT_S + HEALTH_S)
+        assert pair.sides[0].url in in_time(late, BOOTSTRAP_S + ABORT_S + HEALTH_S)
     finally:
         pair.far.mend()
     pair.far.post(f"{pair.sides[0].url}/continue_generation", {})
@@ -132,13 +133,15 @@ def test_a_cut_cable_ends_what_needs_it_and_the_next_request_works(pair: Pair) -
         assert state["available_tokens"] + state["evictable_tokens"] == state["max_total_num_tokens"]
 
 
-def in_time(call: Ask, seconds: float) -> None:
-    """It ends with an error of the servers within that time."""
+def in_time(call: Ask, seconds: float) -> str:
+    """It ends with an error of the servers within that time; what is told of it."""
     begun = time.monotonic()
     status, text = call.end(seconds + SLACK_S + 30)
     took = time.monotonic() - begun
-    assert status in (500, 502, 503) and json.loads(text)["error"]["message"], (status, text)
+    assert status in (500, 502, 503), (status, text)
     assert took < seconds + SLACK_S, (took, text)
+    told: str = json.loads(text)["error"]["message"]
+    return told
 
 
 def eventually(holds: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ import openai
 import pytest
 from pair_processes import RouterProcess, ServerProcess, side
 
+from sgviz.events.schema import RouterFailed
 from sgviz.recording import load, load_pair
 
 MOCK = ("--device", "mock", "--mock-step-ms", "10")
@@ -183,9 +184,12 @@ def test_ctrl_c_ends_the_router_and_the_recordings_join(servers: Servers) -> Non
         each.signal(signal.SIGINT)
         assert each.wait() == 0
     router = load(servers.folder / "r.sgv")
-    assert [event.kind for event in router._events] == ["process.started"] + ["router.paired"] * (
-        len(router._events) - 1
-    )
+    kinds = [event.kind for event in router._events]
+    assert kinds[0] == "process.started" and set(kinds[1:]) == {"router.paired", "router.failed"}
+    assert router.audit().balanced
+    failed = [event.body for event in router._events if isinstance(event.body, RouterFailed)]
+    assert {(body.side, body.began) for body in failed} >= {("request", False), ("decode", True)}
+    assert [body.decode for body in failed if body.began] == [servers.second.url]  # the one that was killed
     pair = load_pair(servers.folder / "p.sgv", servers.folder / "d.sgv", servers.folder / "r.sgv")
     explained = pair.explain("last")
     first = explained.parts[0]

@@ -28,11 +28,12 @@ class Upstream:
 
     `status`: of its answers; `refusal`: body of those that are none; `hold`: it says nothing until that is set;
     `chunks`: its streams; `die_after`: pieces after which their connection breaks; `stuck`: they stop for ever before
-    the last piece; `quiet`: it does not answer looks.
+    the last piece; `quiet`: it does not answer looks; `refusals`: how often `status` counts, behind that it is 200.
     """
 
     side: str
     status: int = 200
+    refusals: int = 1_000
     mode: str | None = None
     hold: asyncio.Event | None = None
     die_after: int | None = None
@@ -111,6 +112,8 @@ class Upstream:
         self.heads.append(request.headers)
         if self.hold is not None:
             await self._wait(self.hold)
+        self.refusals -= self.status != 200
+        self.status = 200 if self.refusals < 0 else self.status
         if self.status != 200 or self._is_for_a_lost_rank(body):
             if self.refusal is not None:
                 return Response(self.refusal, self.status, {"x-why": "so"}, "application/problem+json")

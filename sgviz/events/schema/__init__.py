@@ -59,7 +59,7 @@ from sgviz.events.schema.memory import (
     TreeLocked,
     TreeSplit,
 )
-from sgviz.events.schema.parallel import DpChose, DpRankChanged, RouterPaired
+from sgviz.events.schema.parallel import DpChose, DpRankChanged, RouterFailed, RouterPaired
 from sgviz.events.schema.process import (
     EngineConfigured,
     ProcessStarted,
@@ -104,8 +104,8 @@ AnyBody = Union[  # noqa: UP007
     EmbeddingsPooled, BatchProcessed, OutputStreamed, LoopResumed, LimitsChanged, LoopIdle, CacheFlushed, RowTaken,
     RowReturned, PoolTaken, PoolReturned, TreeInserted, TreeSplit, TreeEvicted, TreeLocked, TextEmitted,
     GenerationPaused, GenerationContinued, WeightsUpdated, WeightsRenamed, ProfileStarted, ProfileEnded, ForwardsSlowed,
-    SessionOpened, SessionClosed, SessionTurn, DpChose, DpRankChanged, RouterPaired, DisaggQueued, DisaggBootstrapped,
-    DisaggPreallocated, DisaggPreallocRefused, KvSent, KvReceived, DisaggTransferred,
+    SessionOpened, SessionClosed, SessionTurn, DpChose, DpRankChanged, RouterPaired, RouterFailed, DisaggQueued,
+    DisaggBootstrapped, DisaggPreallocated, DisaggPreallocRefused, KvSent, KvReceived, DisaggTransferred,
 ]  # fmt: skip
 
 
@@ -188,6 +188,7 @@ __all__ = [
     "RequestRetracted",
     "RequestTokenized",
     "ResponseFinished",
+    "RouterFailed",
     "RouterPaired",
     "RowReturned",
     "RowTaken",

@@ -44,3 +44,22 @@ class RouterPaired(Body, frozen=True, tag="router.paired"):
     policy: str
     candidates: tuple[tuple[str, str, bool, int], ...]
     attempt: int = 1
+
+
+class RouterFailed(Body, frozen=True, tag="router.failed"):
+    """The pair that `router.paired` names (same rid, room, attempt) gave no answer, or broke off in the middle of one.
+
+    `side`: who is to blame: prefill, decode, both, request (a server refused what was asked), or unknown (the router
+    cannot know). `why`: in words. `status`: what the client gets for it, if no other pair follows. `began`: a part of
+    the answer had gone to the client, so none can. Clients that leave and a router that stops are no failures.
+    """
+
+    rid: str
+    room: int
+    attempt: int
+    prefill: str
+    decode: str
+    side: str
+    why: str
+    status: int
+    began: bool = False

@@ -22,7 +22,7 @@ NOT_SCHEDULER = frozenset({
     "process.started", "engine.configured", "trace.dropped", "trace.cost", "request.received", "request.converted",
     "chunk.sent", "response.finished", "request.tokenized", "request.dispatched", "output.received",
     "request.finished", "text.emitted", "request.refused", "weights.renamed",
-    "dp.chose", "dp.rank_changed", "router.paired",
+    "dp.chose", "dp.rank_changed", "router.paired", "router.failed",
     "loop.resumed",  # told by the gate itself when it opens
 })  # fmt: skip
 KINDS = tuple(kind for kind in BODY_OF if kind not in NOT_SCHEDULER)
