@@ -269,7 +269,7 @@ def defines(path: Path, names: list[str]) -> bool:
 
 def test_ci_installs_and_tests_with_the_readme_s_lines() -> None:
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
-    for line in ('pip install -e ".[test]"', "pytest"):
+    for line in ('pip install -e ".[test]"', "pytest -n 2"):
         assert re.search(rf"^\s*(\$ )?{re.escape(line)}\s*(#.*)?$", readme, re.MULTILINE), (
             f"README.md lacks: {line}"
         )

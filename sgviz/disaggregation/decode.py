@@ -11,8 +11,6 @@ Imports: config, disaggregation, errors, events, worker protocol.
 from __future__ import annotations
 
 import uuid
-import zlib
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +19,16 @@ import zmq
 
 from sgviz.config import Settings
 from sgviz.disaggregation import shared_memory
-from sgviz.disaggregation.bell import Bell
-from sgviz.disaggregation.bootstrap_client import Jobs
+from sgviz.disaggregation.checksum import verify
+from sgviz.disaggregation.copies import Copies, Times
 from sgviz.disaggregation.fake import FakeTransfer
-from sgviz.disaggregation.limits import Limits, wait_ms_of
 from sgviz.disaggregation.links import Link, Links
 from sgviz.disaggregation.lookups import Lookups
 from sgviz.disaggregation.protocol import LOST, KVPoll, KVReceiver, Wake
 from sgviz.disaggregation.receiver import Asked, Receiver
+from sgviz.disaggregation.side import Side
 from sgviz.disaggregation.wire import (
-    FAKE_BOOTSTRAP_HOST,
+    NOT_TAKEN,
     Abort,
     Destination,
     Failed,
@@ -41,10 +39,10 @@ from sgviz.disaggregation.wire import (
     ToDecode,
     ToPrefill,
 )
-from sgviz.errors import BadRequest, SgvizError
+from sgviz.errors import SgvizError
 from sgviz.events import Tracer, schema
 from sgviz.events.clock import Clock
-from sgviz.worker.protocol import KVCopy, MovesKV
+from sgviz.worker.protocol import MovesKV
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,10 +53,9 @@ class _Writing:
     receiver: Receiver
     piece: Piece
     memory: memoryview
-    copy: KVCopy | None
 
 
-class DecodeManager:
+class DecodeManager(Side[Receiver]):
     """Satisfies `protocol.DecodeKVManager`; see `factory.make_kv_manager` for the arguments.
 
     Args:
@@ -75,32 +72,25 @@ class DecodeManager:
         *,
         threaded: bool = True,
     ) -> None:
-        self._own = settings.disaggregation
-        self._limits = Limits.of(self._own)
-        self._worker, self._clock, self._trace = worker, clock, trace
-        self._layout = worker.kv_layout
-        self._bell = Bell()
-        self._rooms: dict[int, Receiver] = {}
+        super().__init__(settings, worker, clock, trace)
         self._untold: list[Receiver] = []
-        self._writing: deque[_Writing] = deque()
+        self._writing: Copies[_Writing] = Copies(clock, self._bell.ring)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToDecode).decode
-        self._jobs = Jobs()
         self._lookups = Lookups(self._jobs, clock, self._bell.ring)
         backend, interval = self._own.disaggregation_transfer_backend, self._limits.interval
         self._links = Links(backend, context, clock, interval, threaded=threaded)
+        self._opened.callback(self._links.close)
 
     def create_receiver(
         self, rid: str, room: int, host: str, port: int, num_tokens: int, prefill_dp_rank: int | None = None
     ) -> KVReceiver:
         """Raises BadRequest if the room is taken by another request."""
-        if self._own.disaggregation_transfer_backend == "fake" or host == FAKE_BOOTSTRAP_HOST:
+        if self._is_fake(host):
             return FakeTransfer(room)
-        if room in self._rooms:
-            other = self._rooms[room].rid
-            raise BadRequest(f"bootstrap_room {room} is taken by request {other}", param="bootstrap_room")
+        self._check_free(room)
         asked = Asked(rid=rid, room=room, host=host, port=port, rank=prefill_dp_rank)
-        receiver = self._rooms[room] = Receiver(self, asked, uuid.uuid4().hex, self._clock.now())
+        receiver = self._rooms[room] = Receiver(self, asked, uuid.uuid4().hex, self.now())
         self._lookups.begin(receiver)
         return receiver
 
@@ -110,10 +100,6 @@ class DecodeManager:
 
     def wakes(self) -> list[Wake]:
         return [self._bell.fd, *(link.socket for link in self._links)]
-
-    @property
-    def wait_ms(self) -> int:
-        return wait_ms_of(self._layout)
 
     def pump(self) -> None:
         self._bell.silence()
@@ -128,18 +114,10 @@ class DecodeManager:
         """End all rooms, tell their prefill sides, and let what is being written end."""
         for receiver in list(self._rooms.values()):
             self.end(receiver, "the decode server is shutting down", tell=True, status=LOST)
-        for writing in self._writing:
-            if writing.copy is not None:
-                writing.copy.result()
-        self._finish()
-        self._links.close()
-        self._jobs.close()
-        self._bell.close()
+        self._finish(wait=True)
+        self._opened.close()
 
     # ------------------------------------------------------------ for Receiver
-
-    def now(self) -> int:
-        return self._clock.now()
 
     def announce(self, receiver: Receiver) -> None:
         link = self._links.of(receiver.link)
@@ -155,8 +133,7 @@ class DecodeManager:
     def end(self, receiver: Receiver, why: str, *, tell: bool, status: int = 500) -> None:
         """The transfer failed. `tell`: the prefill side is to hear that nothing of it is read any more."""
         receiver.fail(why, status)
-        if self._rooms.get(receiver.room) is receiver:
-            del self._rooms[receiver.room]
+        self._leave(receiver)
         receiver.untold = tell
         self._part(receiver)
 
@@ -238,17 +215,15 @@ class DecodeManager:
             return
         try:
             memory = self._memory(link, piece, data)
-            self._verify(piece, memory)
+            verify(piece, memory, wanted=self._own.disaggregation_checksum)
             slots = receiver.take(piece)
         except SgvizError as error:
             self._done(link, piece, written=False)
             self.end(receiver, f"bootstrap_room {piece.room}: {error.message}", tell=True)
             return
         copy = self._worker.write_kv(slots, memory) if len(slots) else None
-        if copy is not None:
-            copy.on_done(self._bell.ring)
         receiver.writing += 1
-        self._writing.append(_Writing(link=link, receiver=receiver, piece=piece, memory=memory, copy=copy))
+        self._writing.add(_Writing(link=link, receiver=receiver, piece=piece, memory=memory), copy)
 
     def _memory(self, link: Link, piece: Piece, data: memoryview | None) -> memoryview:
         """The piece's bytes, where they are. Raises SgvizError if they are not all there."""
@@ -263,36 +238,21 @@ class DecodeManager:
             raise SgvizError(f"{piece.tokens} tokens have {wanted} bytes, {memory.nbytes} came")
         return memory
 
-    def _verify(self, piece: Piece, memory: memoryview) -> None:
-        if piece.checksum < 0:
-            if self._own.disaggregation_checksum:
-                raise SgvizError("disaggregation_checksum is set here, but not on the prefill server")
-            return
-        found = zlib.crc32(memory)
-        if found != piece.checksum:
-            raise SgvizError(
-                f"the KV of tokens {piece.start} to {piece.start + piece.tokens} came damaged: its checksum is "
-                f"{found:08x}, sent was {piece.checksum:08x}"
-            )
-
-    def _finish(self) -> None:
-        """Confirm what is in its pages."""
-        while self._writing and (self._writing[0].copy is None or self._writing[0].copy.done()):
-            writing = self._writing.popleft()
+    def _finish(self, *, wait: bool = False) -> None:
+        """Confirm what is in its pages. `wait`: until all that came is there."""
+        for writing, outcome in self._writing.over(wait=wait):
             receiver = writing.receiver
             receiver.writing -= 1
-            try:
-                times = writing.copy.result() if writing.copy is not None else (self.now(),) * 2
-            except Exception as error:
+            if isinstance(outcome, Exception):
                 self._done(writing.link, writing.piece, written=False)
                 if receiver.open:
-                    self.end(receiver, f"its KV could not be written: {error}", tell=True)
+                    self.end(receiver, f"its KV could not be written: {outcome}", tell=True)
             else:
-                self._written(writing, times)
+                self._written(writing, outcome)
             if not receiver.open:
                 self._part(receiver)
 
-    def _written(self, writing: _Writing, times: tuple[int, ...]) -> None:
+    def _written(self, writing: _Writing, times: Times) -> None:
         receiver, piece = writing.receiver, writing.piece
         self._done(writing.link, piece, written=True)
         if not receiver.open:
@@ -310,11 +270,11 @@ class DecodeManager:
                     start_ns=times[0],
                     end_ns=times[1],
                     last=piece.last,
-                    verified=piece.checksum >= 0,
+                    verified=piece.checksum != NOT_TAKEN,
                 )
             )
         if receiver.written(size):
-            del self._rooms[receiver.room]
+            self._leave(receiver)
 
     def _done(self, link: Link, piece: Piece, *, written: bool) -> None:
         if not link.socket.closed:
@@ -326,7 +286,7 @@ class DecodeManager:
     # ------------------------------------------------------------ time
 
     def _look_at_times(self) -> None:
-        now, limits = self._clock.now(), self._limits
+        now, limits = self.now(), self._limits
         for link, why in self._links.silent(now, limits.silence):
             self._lose(link, why)
         for receiver in self._untold:

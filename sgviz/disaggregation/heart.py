@@ -44,7 +44,10 @@ class HeartThread:
 
 
 class PrefillHeart:
-    """Answers the pings, and knows when each decode rank was heard."""
+    """Answers the pings, and knows when each decode rank was heard and which of them are lost.
+
+    Each connection of a decode rank has a name of its own, so what is known of one that is silent may be forgotten.
+    """
 
     def __init__(self, context: zmq.Context[Any], host: str, clock: Clock) -> None:
         self._socket = context.socket(zmq.ROUTER)
@@ -55,7 +58,7 @@ class PrefillHeart:
         self._clock = clock
         self._lock = threading.Lock()
         self._heard: dict[bytes, int] = {}
-        self._lost: set[bytes] = set()
+        self._lost: dict[bytes, int] = {}  # when each gave its last sign, or was lost
 
     def heard(self, identity: bytes) -> int:
         """When, in ns of the clock; 0: never."""
@@ -66,7 +69,18 @@ class PrefillHeart:
         """It was silent for too long: should it ping again, it learns so."""
         with self._lock:
             self._heard.pop(identity, None)
-            self._lost.add(identity)
+            self._lost[identity] = self._clock.now()
+
+    def is_lost(self, identity: bytes) -> bool:
+        with self._lock:
+            return identity in self._lost
+
+    def forget(self, before_ns: int) -> None:
+        """Forget whom nothing was heard of since `before_ns`, and who was lost before it."""
+        with self._lock:
+            for times in (self._heard, self._lost):
+                for identity in [each for each, at in times.items() if at < before_ns]:
+                    del times[identity]
 
     def beat(self) -> None:
         with self._lock:
@@ -74,6 +88,7 @@ class PrefillHeart:
                 try:
                     identity, _ = self._socket.recv_multipart(zmq.NOBLOCK)
                     if identity in self._lost:
+                        self._lost[identity] = self._clock.now()
                         self._socket.send_multipart([identity, LOST], zmq.NOBLOCK)
                     else:
                         self._heard[identity] = self._clock.now()

@@ -35,6 +35,11 @@ class Limits:
             silence=round(interval * (settings.disaggregation_heartbeat_max_failures + 0.5) * S),
         )
 
+    @property
+    def memory(self) -> int:
+        """A side that was lost and gives no sign for so long waits for nothing: its rooms ended by their own limits."""
+        return max(self.silence, self.bootstrap + self.waiting)
+
 
 def wait_ms_of(layout: KVLayout) -> int:
     """How long a manager of such a device may be left alone while nothing wakes it."""

@@ -9,8 +9,7 @@ from typing import Protocol
 from sgviz.cache.req_kv import Slots
 from sgviz.disaggregation.protocol import KVAux, KVPoll, TransferStats
 from sgviz.disaggregation.staging import Buffer
-from sgviz.disaggregation.wire import Destination
-from sgviz.worker.protocol import KVCopy
+from sgviz.disaggregation.wire import Destination, Piece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +22,23 @@ class OutPiece:
     cached: bool
     aux: KVAux | None
     buffer: Buffer | None = None
-    copy: KVCopy | None = None
+
+    def message(self, room: int, key: str, size: int, checksum: int) -> Piece:
+        """What the decode side is told of it; `size`: of its bytes, which are in the buffer."""
+        assert self.buffer is not None
+        return Piece(
+            room=room,
+            key=key,
+            number=self.number,
+            start=self.start,
+            tokens=len(self.slots),
+            size=size,
+            segment=self.buffer.segment,
+            offset=self.buffer.offset,
+            checksum=checksum,
+            last=self.aux is not None,
+            aux=self.aux,
+        )
 
 
 class SenderHost(Protocol):

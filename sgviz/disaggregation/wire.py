@@ -13,6 +13,7 @@ import msgspec
 from sgviz.disaggregation.protocol import KVAux
 
 Carrier = Literal["shm", "tcp"]
+NOT_TAKEN = -1  # in place of a checksum
 FAKE_BOOTSTRAP_HOST = "2.2.2.2"  # SGLang's: no other side; for warm-up and health checks
 
 
@@ -57,7 +58,7 @@ class Abort(_Message, frozen=True, tag="abort"):
 class Piece(_Message, frozen=True, tag="piece"):
     """To the decode side: tokens [start, start + tokens), in a shared segment or in the frame behind.
 
-    `checksum`: crc32 of the bytes, -1: not taken. `aux`: with the last piece.
+    `checksum`: crc32 of the bytes, or NOT_TAKEN. `aux`: with the last piece.
     """
 
     number: int
@@ -66,7 +67,7 @@ class Piece(_Message, frozen=True, tag="piece"):
     size: int
     segment: str = ""
     offset: int = 0
-    checksum: int = -1
+    checksum: int = NOT_TAKEN
     last: bool = False
     aux: KVAux | None = None
 

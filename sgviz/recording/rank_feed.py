@@ -4,7 +4,7 @@
 never taken back: what names a request waits, without holding up others, until the request has a rank, and of a parent
 whose samples are on several ranks each gets the first events. Mirrors nothing of SGLang.
 
-Imports: events, recording.rank_split.
+Imports: events, recording.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import msgspec
 
 from sgviz.events.schema import DpRankChanged, EngineConfigured, Event, RequestDispatched, TraceDropped
 from sgviz.recording.families import ancestors
-from sgviz.recording.rank_split import _BEGINS, _ENDS, NOBODY, SCHEDULER, RankSplit, _Life, _Waiting, rank_of
+from sgviz.recording.rank_lives import BEGINS, ENDS, Life, Waiting
+from sgviz.recording.rank_part import RankEvents, live_part
+from sgviz.recording.rank_split import NOBODY, SCHEDULER, RankSplit, rank_of
 
 if TYPE_CHECKING:
     from sgviz.recording.ranked_source import RankedSource
@@ -47,7 +49,7 @@ class LiveSplit(RankSplit):
             self.configured = event.body
         elif isinstance(event.body, TraceDropped):
             self.dropped += event.body.count
-        waiting = _Waiting(event, self._gap(event), self._lives(event, rank))
+        waiting = Waiting(event, self._gap(event), self._lives(event, rank))
         for life in waiting.lives:
             if life.decided and life.held:
                 self._release(life)
@@ -68,7 +70,7 @@ class LiveSplit(RankSplit):
         while len(self._early) > MAX_LIVES:
             del self._early[next(iter(self._early))]
 
-    def _lives(self, event: Event, rank: int | None) -> tuple[_Life, ...]:
+    def _lives(self, event: Event, rank: int | None) -> tuple[Life, ...]:
         body = event.body
         lives = super()._lives(event, rank)
         if isinstance(body, RequestDispatched):
@@ -79,18 +81,18 @@ class LiveSplit(RankSplit):
             self._settle(lives[0], [*lives[0].ranks, *ranks])
         return lives
 
-    def _goes_to(self, rid: str, rank: int) -> _Life:
+    def _goes_to(self, rid: str, rank: int) -> Life:
         for name in ancestors(rid):
             if name not in self._known:
                 self._early.setdefault(name, []).append(rank)
         return super()._goes_to(rid, rank)
 
-    def _end(self, life: _Life) -> None:
+    def _end(self, life: Life) -> None:
         """What went to the controller has a rank, also if that is told after the end."""
         life.over = True
         life.decided = life.decided or not life.sent
 
-    def _settle(self, life: _Life, ranks: list[int]) -> None:
+    def _settle(self, life: Life, ranks: list[int]) -> None:
         ranks = list(dict.fromkeys(ranks))
         more = [rank for rank in ranks if rank not in life.ranks]
         life.ranks, life.decided = ranks, True
@@ -99,15 +101,15 @@ class LiveSplit(RankSplit):
                 self._append(rank, waiting.event.component, waiting, waiting.event.body)
         self._release(life)
 
-    def _release(self, life: _Life) -> None:
+    def _release(self, life: Life) -> None:
         held, life.held = life.held, []
         for waiting in held:
             if all(each.decided for each in waiting.lives):  # else it waits with the others as well
                 self._put(waiting)
 
-    def _put(self, waiting: _Waiting) -> None:
+    def _put(self, waiting: Waiting) -> None:
         body = waiting.event.body
-        if isinstance(body, (*_BEGINS, *_ENDS)) and waiting.lives and len(waiting.lives[0].frame) < MAX_FRAME:
+        if isinstance(body, (*BEGINS, *ENDS)) and waiting.lives and len(waiting.lives[0].frame) < MAX_FRAME:
             waiting.lives[0].frame.append(waiting)
         super()._put(waiting)
 
@@ -205,19 +207,14 @@ class RankFeed:
 
     def recording(self, rank: int) -> Recording:
         """The recording of a rank over what is remembered of it here."""
-        from sgviz.recording.ranks import part_of
-
-        part = part_of(
-            self.whole,
-            rank,
-            self._split.configured,
+        events = RankEvents(
             snapshot=lambda: self.snapshot(rank),
             total=lambda: self.total(rank),
             since=functools.partial(self.since, rank),
+            missing=lambda: self._split.missing_in(rank),
+            span=lambda: (self.t0, self.t_end),
         )
-        part._span = lambda: (self.t0, self.t_end)
-        part._gone = lambda: self._split.missing_in(rank)
-        return part
+        return live_part(self.whole, rank, self._split.configured, events)
 
     def _take(self, events: Sequence[Event]) -> None:
         streams = self._split.streams

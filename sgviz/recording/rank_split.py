@@ -2,7 +2,7 @@
 
 An event of a scheduler belongs to its rank, one of the components around it to the rank of its request, and one that
 names nobody to all. What came before the controller chose waits for that choice, so a stream is only ever appended to.
-Mirrors nothing of SGLang. Imports: events, recording.families, msgspec.
+Mirrors nothing of SGLang. Imports: events, recording, msgspec.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,23 +21,16 @@ from sgviz.events.schema import (
     OutputReceived,
     ProcessStarted,
     QueueEntered,
-    RequestConverted,
-    RequestFinished,
-    RequestReceived,
-    RequestRefused,
-    RequestTokenized,
-    ResponseFinished,
     TextEmitted,
     TraceDropped,
 )
 from sgviz.recording.families import parent_name
+from sgviz.recording.rank_lives import BEGINS, ENDS, Life, Waiting
 
 SCHEDULER = "scheduler"  # its name where it is the only one
 NOBODY = -1  # the stream of requests that no scheduler got
 HOLD_NS = 250_000_000  # longer a choice is not waited for; if it comes all the same, everything is split anew
 _SCHEDULER = re.compile(r"scheduler-(\d+)")
-_BEGINS = (RequestReceived, RequestConverted, RequestTokenized, RequestRefused)
-_ENDS = (RequestFinished, RequestRefused, ResponseFinished)
 _Split = OutputReceived | TextEmitted
 
 
@@ -46,30 +38,6 @@ def rank_of(component: str) -> int | None:
     """The number of a scheduler that is one of several; None for all other components."""
     found = _SCHEDULER.fullmatch(component)
     return int(found[1]) if found else None
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """One request under one rid: where it went. `told`: its first events are out. `over`: another may follow.
-
-    Of `LiveSplit`: `held` waits for its rank; `frame` are its first and last events, once they are out; `sent`: it
-    went to the controller, so its rank will be told.
-    """
-
-    ranks: list[int] = field(default_factory=list)
-    decided: bool = False
-    told: bool = False
-    over: bool = False
-    sent: bool = False
-    held: list[_Waiting] = field(default_factory=list)
-    frame: list[_Waiting] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Waiting:
-    event: Event
-    gaps: int  # events of its component that were lost up to it
-    lives: tuple[_Life, ...]
 
 
 class RankSplit:
@@ -87,11 +55,11 @@ class RankSplit:
         self.stale = False
         self.configured: EngineConfigured | None = None
         self.dropped = 0
-        self._known: dict[str, _Life] = {}
+        self._known: dict[str, Life] = {}
         self._last_seq: dict[str, int] = {}
         self._gaps: dict[str, int] = {}
         self._numbers: dict[tuple[int, str], int] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         for rank in ranks:
             self.streams.setdefault(rank, [])
 
@@ -124,7 +92,7 @@ class RankSplit:
                 self.configured = event.body
             elif isinstance(event.body, TraceDropped):
                 self.dropped += event.body.count
-            self._queue.append(_Waiting(event, self._gap(event), self._lives(event, rank)))
+            self._queue.append(Waiting(event, self._gap(event), self._lives(event, rank)))
         now = events[-1].t if events else 0
         while self._queue and (last or self._is_due(self._queue[0], now)):
             self._put(self._queue.popleft())
@@ -141,7 +109,7 @@ class RankSplit:
                 self.missing[component] = self._gaps[component]
         return self._gaps.get(component, 0)
 
-    def _lives(self, event: Event, rank: int | None) -> tuple[_Life, ...]:
+    def _lives(self, event: Event, rank: int | None) -> tuple[Life, ...]:
         """Whose event it is, if it is not a scheduler's; those of a scheduler tell where a request is."""
         body = event.body
         if isinstance(body, DpChose):
@@ -157,22 +125,22 @@ class RankSplit:
         if not rid:
             return ()
         life = self._known.get(rid)
-        if life is None or (life.over and isinstance(body, _BEGINS)):
-            life = self._known[rid] = _Life()
-        if isinstance(body, _ENDS):
+        if life is None or (life.over and isinstance(body, BEGINS)):
+            life = self._known[rid] = Life()
+        if isinstance(body, ENDS):
             self._end(life)
         return (life,)
 
-    def _end(self, life: _Life) -> None:
+    def _end(self, life: Life) -> None:
         life.over = life.decided = True
 
-    def _life(self, rid: str) -> _Life:
+    def _life(self, rid: str) -> Life:
         life = self._known.get(rid)
         if life is None:
-            life = self._known[rid] = _Life()
+            life = self._known[rid] = Life()
         return life
 
-    def _goes_to(self, rid: str, rank: int) -> _Life:
+    def _goes_to(self, rid: str, rank: int) -> Life:
         life = self._life(rid)
         if (name := parent_name(rid, self._known)) is not None:  # a sample or prompt takes its parent along
             parent = self._known[name]
@@ -180,17 +148,17 @@ class RankSplit:
         self._settle(life, [rank])
         return life
 
-    def _settle(self, life: _Life, ranks: list[int]) -> None:
+    def _settle(self, life: Life, ranks: list[int]) -> None:
         ranks = list(dict.fromkeys(ranks))
         self.stale = self.stale or (life.told and ranks != life.ranks)
         life.ranks, life.decided = ranks, True
 
     # ------------------------------------------------------------ giving it out
 
-    def _is_due(self, waiting: _Waiting, now: int) -> bool:
+    def _is_due(self, waiting: Waiting, now: int) -> bool:
         return now - waiting.event.t > HOLD_NS or all(life.decided for life in waiting.lives)
 
-    def _put(self, waiting: _Waiting) -> None:
+    def _put(self, waiting: Waiting) -> None:
         event, lives = waiting.event, waiting.lives
         for life in lives:
             life.told = True
@@ -207,7 +175,7 @@ class RankSplit:
             for rank in (lives[0].ranks or [NOBODY]) if lives else list(self.streams):
                 self._append(rank, event.component, waiting, event.body)
 
-    def _divide(self, waiting: _Waiting, body: _Split) -> None:
+    def _divide(self, waiting: Waiting, body: _Split) -> None:
         """An event that names several requests becomes one for each rank that has some of them."""
         members: dict[int, list[int]] = {}
         for at, life in enumerate(waiting.lives):
@@ -222,7 +190,7 @@ class RankSplit:
                 )
             self._append(rank, waiting.event.component, waiting, part)
 
-    def _append(self, rank: int, component: str, waiting: _Waiting, body: object) -> None:
+    def _append(self, rank: int, component: str, waiting: Waiting, body: object) -> None:
         key = (rank, component)
         number = self._numbers[key] = self._numbers.get(key, 0) + 1
         event = waiting.event

@@ -8,12 +8,11 @@ Imports: errors, events, recording, pandas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import msgspec
 import pandas as pd
 
 from sgviz.errors import NotFound
@@ -21,6 +20,7 @@ from sgviz.events.schema import EngineConfigured, Event
 from sgviz.recording.audit import AuditReport
 from sgviz.recording.engine_fold import Difference
 from sgviz.recording.rank_feed import RankFeed
+from sgviz.recording.rank_part import RankEvents, live_part, stored_part
 from sgviz.recording.rank_split import NOBODY, RankSplit, rank_of
 from sgviz.recording.requests import RequestState
 from sgviz.recording.store import Header
@@ -89,22 +89,19 @@ class Ranks:
         self._version += 1
 
     def _part(self, rank: int, live: bool) -> Recording:
-        from sgviz.recording.recording import Recording
-
-        if live:
-            part = part_of(
-                self._whole,
-                rank,
-                self.configured,
-                snapshot=lambda: list(self._stream(rank)),
-                total=lambda: len(self._stream(rank)) + (self._version << 40),
-                since=lambda count, most: self._followed().since(rank, count, most),
+        if not live:
+            stream = self._split.streams[rank]
+            return stored_part(
+                self._whole, rank, self.configured, stream, lambda: self._split.missing_in(rank)
             )
-        else:
-            header = _header_of(self._whole.header, rank, self.configured)
-            part = _named(Recording(self._split.streams[rank], header), self._whole, rank)
-        part._gone = lambda: self._split.missing_in(rank)
-        return part
+        events = RankEvents(
+            snapshot=lambda: list(self._stream(rank)),
+            total=lambda: len(self._stream(rank)) + (self._version << 40),
+            since=lambda count, most: self._followed().since(rank, count, most),
+            missing=lambda: self._split.missing_in(rank),
+            span=lambda: (self._whole.t0, self._whole.t_end),
+        )
+        return live_part(self._whole, rank, self.configured, events)
 
     def _followed(self) -> RankFeed:
         if self._feed is None:
@@ -224,42 +221,6 @@ class Ranks:
         """The differences of all ranks, in the order of time."""
         found = [difference for part in self.parts.values() for difference in part.check()]
         return sorted(found, key=lambda difference: difference.t)
-
-
-def part_of(
-    whole: RankedSource,
-    rank: int,
-    configured: EngineConfigured | None,
-    *,
-    snapshot: Callable[[], list[Event]],
-    total: Callable[[], int],
-    since: Callable[[int, int], tuple[int, Sequence[Event]]],
-) -> Recording:
-    """The live recording of a rank of `whole`; the functions are those of `Source.live`."""
-    from sgviz.recording.recording import Recording
-
-    header = _header_of(whole.header, rank, configured)
-    part = Recording.live(snapshot, header, total=total, dropped=whole._lost, since=since)
-    return _named(part, whole, rank)
-
-
-def _named(part: Recording, whole: RankedSource, rank: int) -> Recording:
-    part.source = f"{whole.source}, rank {rank}" if rank != NOBODY else whole.source
-    part._span = lambda: (whole.t0, whole.t_end)
-    part._is_part, part.rank_number, part._whole = True, rank, whole
-    return part
-
-
-def _header_of(header: Header, rank: int, configured: EngineConfigured | None) -> Header:
-    """The header with one scheduler, by the name that it has when it is the only one."""
-    anchors = [
-        msgspec.structs.replace(anchor, component="scheduler")
-        if rank_of(anchor.component) == rank
-        else anchor
-        for anchor in header.anchors
-        if rank_of(anchor.component) in (None, rank)
-    ]
-    return msgspec.structs.replace(header, anchors=tuple(anchors), configured=configured)
 
 
 def _began(request: RequestState) -> int:

@@ -22,7 +22,8 @@ Imports: batch, cache, events.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, cast
 
 from sgviz.batch.req import Req
@@ -175,13 +176,13 @@ class RandomOrder:
         return shuffled
 
 
-_POLICIES: dict[str, Callable[[int], SchedulePolicy]] = {
+_POLICIES: Mapping[str, Callable[[int], SchedulePolicy]] = MappingProxyType({
     "fcfs": lambda seed: Fcfs(),
     "lpm": lambda seed: LongestPrefixMatch(),
     "dfs-weight": lambda seed: DfsWeight(),
     "lof": lambda seed: LongestOutputFirst(),
     "random": RandomOrder,
-}
+})  # fmt: skip
 
 
 def policy_names() -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class SocketPair(Pair):
         """Each side has heard of the other lately."""
         prefill, decode = self.of_prefill, self.of_decode
         heard = [decode._links.heart.heard(link.identity) for link in decode._links]
-        heard += [prefill._heart.heard(link.identity) for link in decode._links]
+        heard += [prefill._peers.heart.heard(link.identity) for link in decode._links]
         return all(self.net.clock.now() - each <= 7 * SECOND for each in heard if each)
 
     def _turn(self, sides: str) -> None:
