@@ -45,7 +45,8 @@ class Req:
         bootstrap: where it meets its other side, on a prefill or decode server. transfer: its sender or receiver there,
             until the KV is where it belongs. start_send_idx: tokens of the prompt that the other side has or was sent.
             kept_kv: its KV in host memory, after a retraction on a decode server. is_primed: its tokens were sampled
-            elsewhere than in its row, until the first forward there.
+            elsewhere than in its row, until the first forward there. is_hollow: its KV never came, as it has no other
+            side; nobody may share it.
         tail: output length and the text of the newest tokens then, for requests with stop strings.
     """
 
@@ -88,6 +89,7 @@ class Req:
     start_send_idx: int = 0
     kept_kv: KeptKv | None = None
     is_primed: bool = False
+    is_hollow: bool = False
     tail: tuple[int, str] = (0, "")
     output_logprobs: list[float] = field(default_factory=list)
     output_top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)

@@ -52,6 +52,7 @@ class PrefillHeart:
     def __init__(self, context: zmq.Context[Any], host: str, clock: Clock) -> None:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)
         self._socket.set(zmq.IPV6, ":" in host)
         turn_strangers_away(self._socket)
         self.port = self._socket.bind_to_random_port(f"tcp://{bracketed(host)}")

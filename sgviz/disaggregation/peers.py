@@ -19,7 +19,7 @@ from sgviz.channel import turn_strangers_away
 from sgviz.disaggregation.heart import HeartThread, PrefillHeart, bracketed
 from sgviz.disaggregation.limits import Limits
 from sgviz.disaggregation.staging import Buffer, Staging
-from sgviz.disaggregation.wire import Carrier, ToDecode, ToPrefill
+from sgviz.disaggregation.wire import Carrier, Failed, ToDecode, ToPrefill
 from sgviz.errors import SgvizError, StartupError
 from sgviz.events.clock import Clock
 
@@ -28,12 +28,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Peer:
-    """A decode rank. `sent`: buffers that it has, by key and piece."""
+    """A decode rank.
+
+    `sent`: buffers that it has, by key and piece. `ended`: by key, what it was told of a failed transfer, and when.
+    """
 
     carrier: Carrier
     since_ns: int
     staging: Staging | None = None
     sent: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    ended: dict[str, tuple[Failed, int]] = field(default_factory=dict)
 
     def take(self, size: int, *, or_tcp: bool) -> Buffer | None:
         """A free buffer of `size` bytes (the same in every call); None: all are under way.
@@ -67,6 +71,15 @@ class Peer:
         if self.staging is not None:
             self.staging.mapped(segment)
 
+    def unanswered(self, now: int, limit_ns: int) -> list[Failed]:
+        """Ends that were told `limit_ns` ago and have buffers still: they, or their answers, may be lost."""
+        kept = {key for key, _ in self.sent}
+        self.ended = {key: told for key, told in self.ended.items() if key in kept}
+        late = [(key, failed) for key, (failed, since) in self.ended.items() if now - since > limit_ns]
+        for key, failed in late:
+            self.ended[key] = failed, now
+        return [failed for _, failed in late]
+
     def close(self) -> None:
         """Its buffers are never used again."""
         if self.staging is not None:
@@ -97,6 +110,7 @@ class Peers:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.set_hwm(0)
+        self.socket.set(zmq.ROUTER_HANDOVER, 1)  # who connects anew, though the old end looks alive
         self.socket.set(zmq.IPV6, ":" in host)
         turn_strangers_away(self.socket)
         try:
@@ -145,6 +159,17 @@ class Peers:
         """`data`: the bytes of a piece; they are not copied, and must not change until it is confirmed."""
         frames = [identity, self._encode(message)] + ([data] if data is not None else [])
         self.socket.send_multipart(frames, zmq.NOBLOCK, copy=data is None)
+
+    def tell_end(self, identity: bytes, failed: Failed, now: int) -> None:
+        """The transfer failed; said again until its buffers are back."""
+        self._met[identity].ended[failed.key] = failed, now
+        self.send(identity, failed)
+
+    def tell_again(self, now: int) -> None:
+        """What has not been answered, as after a cut."""
+        for identity, peer in self._met.items():
+            for failed in peer.unanswered(now, self._limits.interval):
+                self.send(identity, failed)
 
     def silent(self, now: int) -> list[tuple[bytes, int]]:
         """Who was not heard for too long, and for how many ns; they are lost.

@@ -149,7 +149,8 @@ class PrefillManager(Side[Sender]):
         if sender.peer is None:
             self._lobby.end(sender.room, Refusal(why, status), self.now())
         else:
-            self._send(sender.peer, Failed(room=sender.room, key=sender.key, why=why, status=status))
+            failed = Failed(room=sender.room, key=sender.key, why=why, status=status)
+            self._peers.tell_end(sender.peer, failed, self.now())
 
     # ------------------------------------------------------------ what comes
 
@@ -256,6 +257,7 @@ class PrefillManager(Side[Sender]):
         now, limit = self.now(), self._limits.bootstrap
         for identity, silent in self._peers.silent(now):
             self._lose(identity, silent)
+        self._peers.tell_again(now)
         for sender in list(self._rooms.values()):
             if sender.state is KVPoll.BOOTSTRAPPING and now - sender.created_ns > limit:
                 self.end(sender, f"no decode side has told where its KV goes in {limit / 1e9:g} s", tell=True)

@@ -7,6 +7,9 @@ BaseKVManager, BaseKVSender and BaseKVReceiver. Imports: cache (types), messages
 
 from __future__ import annotations
 
+import zlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -35,7 +38,8 @@ class KVPoll(IntEnum):
 class KVAux(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
     """What the decode side must know beside the KV: the first token and what was found about it.
 
-    The output columns are of the first token (empty: nobody asked); the input columns of the prompt.
+    The output columns are of the first token (empty: nobody asked); the input columns of the prompt. `prompt`: its
+    `prompt_mark`, None: not told.
     """
 
     room: int
@@ -47,6 +51,12 @@ class KVAux(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
     input_token_logprobs: list[float] = []
     input_top_logprobs: list[list[tuple[float, int]]] = []
     input_token_ids_logprobs: list[list[tuple[float, int]]] = []
+    prompt: int | None = None
+
+
+def prompt_mark(ids: Sequence[int]) -> int:
+    """Tells a prompt from others of its length."""
+    return zlib.crc32(array("q", ids).tobytes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

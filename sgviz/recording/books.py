@@ -271,6 +271,7 @@ class Books:
         if body.rid in self.live:
             self.fault("a rid is alive once", body.rid)
         self.aborting.pop(body.rid, None)
+        self.draining.pop(body.rid, None)  # an earlier one of that name: its pages are back
         self.live[body.rid] = self.paired[body.rid] = None
         self.transfers.queued(body)
 

@@ -156,10 +156,11 @@ class ResultProcessor:
                 req.transfer.abort(reason.message or reason.type, reason.status_code or 500)
                 state.give_back(req, "finish")
             else:
-                state.cache.release(req, ids, insert=sound, why="finish")
+                state.cache.release(req, ids, insert=sound and not req.is_hollow, why="finish")
             state.live.pop(req.rid, None)
         elif batch.forward_mode is ForwardMode.PREBUILT:
-            state.cache.checkpoint(req, req.origin_input_ids)
+            if not req.is_hollow:
+                state.cache.checkpoint(req, req.origin_input_ids)
         elif batch.forward_mode.is_extend and i < len(batch.reqs) - batch.decode_rows:
             state.cache.checkpoint(req, req.fill_ids()[: req.extend_end])
             if self._hand_over is not None and req.transfer is not None:

@@ -157,7 +157,7 @@ def test_processes_need_the_setting_and_take_texts_only() -> None:
         with engine.debugger() as debugger:
             with pytest.raises(BadRequest, match="works in mode='threads' only"):
                 debugger.breakpoints.add(lambda event: True)
-            debugger.breakpoints.add("refused")
+            debugger.breakpoints.add("planned")
             load = Load(engine)
             where = debugger.wait()
             eventually(lambda: of_scheduler(engine)[-1].seq == where.seq)

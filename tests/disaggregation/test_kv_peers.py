@@ -1,4 +1,4 @@
-"""Decode ranks that are lost: told so for as long as they may wait for something, and forgotten after that."""
+"""Decode ranks that are lost, told so while they may wait and then forgotten; and one that connects anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sgviz.disaggregation.peers import Peers
 from sgviz.disaggregation.protocol import KVPoll
 from sgviz.events.clock import VirtualClock
 
-SLOTS = list(range(1, 11))
+SLOTS, IDS = list(range(1, 11)), list(range(100, 110))
 
 
 @pytest.fixture
@@ -108,3 +108,19 @@ def until(holds: Callable[[], bool]) -> None:
 def beaten(peers: Peers) -> bool:
     peers.beat()
     return True
+
+
+def test_a_rank_that_connects_anew_need_not_wait_for_the_end_of_its_old_connection(pair: Pair) -> None:
+    """One that broke on the decode side alone: the prefill side's end of it looks alive."""
+    pair.met(29, SLOTS)[0].abort("no more")
+    pair.settle()
+    (link,) = pair.decode._links
+    old, link.socket = link.socket, connected(pair.context, link.identity, link.address, hwm=0)
+    try:
+        write(pair.source, SLOTS, IDS)
+        sender, receiver = pair.met(30, SLOTS)
+        sender.send(0, np.array(SLOTS, dtype=np.int64), aux=aux(30))
+        pair.pump(lambda: sender.poll() == receiver.poll() == KVPoll.SUCCESS)
+    finally:
+        old.close()
+    assert read(pair.target, SLOTS) == IDS

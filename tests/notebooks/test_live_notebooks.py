@@ -14,6 +14,7 @@ LIVE_FACTS = """{
     "folded": [moment.count, moment.free, moment.evictable, len(moment.running), len(moment.waiting)],
     "journey": slowest == table.rid.iloc[0], "balanced": rec.audit().balanced, "updates": dashboard.updates,
     "running": load.running, "finished": load.counts.finished, "failed": load.counts.failed, "closed": close(),
+    "idle workers": __import__("time").sleep(1.0),  # they end by themselves, right after
     "threads": [t.name for t in threading.enumerate() if t.name.startswith("sgviz")],
 }""".replace("threading.", "__import__('threading').")
 STEP_FACTS = """{
@@ -21,6 +22,7 @@ STEP_FACTS = """{
     "limit": limits.pending.get("max_running_requests", limits.max_running_requests),
     "earlier": earlier.iteration < cut.iteration, "tokens": [len(a["output_ids"]) for a in answers.values()],
     "parked": engine.internal_state()["parked"], "running": load.running, "closed": close(),
+    "idle workers": __import__("time").sleep(1.0),  # they end by themselves, right after
     "threads": [t.name for t in threading.enumerate() if t.name.startswith("sgviz")],
 }"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -16,8 +16,9 @@ from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.batch.transfer import Bootstrap
 from sgviz.config import DisaggregationConfig
+from sgviz.disaggregation.fake import FakeTransfer
 from sgviz.disaggregation.limits import LOOK_MS
-from sgviz.disaggregation.protocol import DecodeKVManager, KVPoll, KVReceiver
+from sgviz.disaggregation.protocol import DecodeKVManager, KVPoll, KVReceiver, prompt_mark
 from sgviz.disaggregation.waiting import pump_until
 from sgviz.errors import BadRequest
 from sgviz.events import schema
@@ -64,7 +65,7 @@ class DecodeSide:
         bootstrap = self._hall.bootstrap(message)
         assert bootstrap is not None  # refused before
         req.transfer = self._receiver_for(req.rid, len(req.origin_input_ids), bootstrap)
-        req.bootstrap = bootstrap
+        req.bootstrap, req.is_hollow = bootstrap, isinstance(req.transfer, FakeTransfer)
 
     def turn_away(self, message: TokenizedGenerateReqInput, why: str, status: int) -> None:
         bootstrap = self._hall.bootstrap(message)
@@ -146,6 +147,10 @@ class DecodeSide:
         if aux is None or aux.room != bootstrap.room:
             found = "nothing" if aux is None else f"the data of room {aux.room}"
             self._fail(req, f"{found} came with the KV of room {bootstrap.room}")
+            return
+        if aux.prompt not in (None, prompt_mark(req.origin_input_ids)):
+            text = f"bootstrap_room {bootstrap.room}: the KV of another prompt came; no two requests may share a room"
+            self._fail(req, text, 400)
             return
         self._hall.transferred(req, receiver.stats)
         state.disagg.transfer.remove(req)

@@ -14,7 +14,7 @@ from typing import cast
 from sgviz.batch.req import Req
 from sgviz.batch.schedule_batch import ScheduleBatch
 from sgviz.disaggregation.limits import LOOK_MS
-from sgviz.disaggregation.protocol import KVAux, KVPoll, KVSender, PrefillKVManager
+from sgviz.disaggregation.protocol import KVAux, KVPoll, KVSender, PrefillKVManager, prompt_mark
 from sgviz.disaggregation.waiting import pump_until
 from sgviz.errors import BadRequest
 from sgviz.messages import FinishReason, TokenizedGenerateReqInput
@@ -167,4 +167,5 @@ def _aux(req: Req) -> KVAux:
         input_token_logprobs=given.logprobs,
         input_top_logprobs=given.tops,
         input_token_ids_logprobs=given.token_ids,
+        prompt=prompt_mark(req.origin_input_ids),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from kv_wire import Wire
 from rig import Answer, Rig
@@ -53,8 +54,11 @@ class Pair:
         vocab_size: int = 97,
         managers: Callable[[MockWorker, MockWorker], tuple[KVManager, KVManager]] | None = None,
         peer: tuple[str, int] = (HOST, PORT),
+        make_worker: Callable[[int, int], Any] | None = None,
     ) -> None:
-        def worker(size: int, page: int) -> MockWorker:
+        def worker(size: int, page: int) -> Any:
+            if make_worker is not None:
+                return make_worker(size, page)
             info = mock_info(vocab_size=vocab_size, context_len=256, max_total_num_tokens=size)
             return MockWorker(
                 info, threaded=False, check=True, eos_every=eos_every, page_size=page, rule=rule
@@ -113,7 +117,7 @@ class Pair:
                 rid=rid,
                 input_ids=list(ids),
                 sampling_params=SamplingParams(
-                    max_new_tokens=max_new_tokens, temperature=0.0, **params
+                    **{"max_new_tokens": max_new_tokens, "temperature": 0.0, **params}
                 ).normalize(),
                 stream=True,
                 time_stats=TimeStats(created=1),

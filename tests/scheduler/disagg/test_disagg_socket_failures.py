@@ -14,7 +14,7 @@ from pair_rig import single
 from socket_pair import SECOND, SideRig, SocketPair, sockets
 
 from sgviz.disaggregation.limits import Limits
-from sgviz.disaggregation.wire import Piece, PieceDone
+from sgviz.disaggregation.wire import Abort, Piece, PieceDone
 from sgviz.events import schema
 
 LONG = [(5 * i + i * i) % 97 for i in range(90)]
@@ -246,6 +246,29 @@ def test_a_lost_confirmation_keeps_no_page_and_no_buffer(pair: SocketPair) -> No
     assert rid in pair.prefill.state.live
     pair.pass_time(4)
     ended(pair.prefill, rid, 500, "has taken nothing for 30 s")
+    goes_on(pair)
+
+
+def test_a_lost_goodbye_keeps_no_buffer(pair: SocketPair) -> None:
+    """A confirmation is lost, and the answer to the end that follows from it: that end is told again."""
+    send = pair.of_decode._send
+    lost: list[object] = []
+
+    def lose(link: object, message: object) -> None:
+        is_last = isinstance(message, PieceDone) and message.room == 1 and message.number >= 5
+        if is_last or (isinstance(message, Abort) and not any(isinstance(each, Abort) for each in lost)):
+            lost.append(message)
+        else:
+            send(link, message)  # type: ignore[arg-type]
+
+    pair.of_decode._send = lose  # type: ignore[assignment,method-assign]
+    rid = pair.submit(LONG, MOST)
+    pair.turn_until(lambda: pair.answers[rid].finals == 1)
+    pair.pass_time(34)
+    ended(pair.prefill, rid, 500, "has taken nothing for 30 s")
+    assert any(isinstance(each, Abort) for each in lost)
+    pair.pass_time(12)
+    assert not pair.of_prefill._peers.hold_buffers
     goes_on(pair)
 
 
