@@ -70,6 +70,7 @@ class PrefillSide:
         state = self._state
         self._manager.pump()
         state.drain()
+        self._refuse_others()
         self._end_failed()
         queues = state.disagg
         for req in [each for each in queues.bootstrap if _sender(each).poll() >= KVPoll.WAITING_FOR_INPUT]:
@@ -110,6 +111,17 @@ class PrefillSide:
         req.time_stats.wait_queue_entry = state.clock.now()
         state.enqueue(req)
         self._hall.announce(req, len(state.waiting_queue) - 1)
+
+    def _refuse_others(self) -> None:
+        """A decode side that has more of its prompt than there is of this one came with another request."""
+        for req in self._state.disagg.bootstrap:
+            sender, length, bootstrap = _sender(req), len(req.origin_input_ids), req.bootstrap
+            if sender.poll() is KVPoll.WAITING_FOR_INPUT and sender.decode_prefix_len > length:
+                assert bootstrap is not None
+                told = f"the decode side has {sender.decode_prefix_len} tokens of its prompt, this one has {length}"
+                sender.abort(
+                    f"bootstrap_room {bootstrap.room}: {told}; no two requests may share a room", 400
+                )
 
     def _send(self, req: Req, end: int, *, aux: KVAux | None = None, cached: bool = False) -> None:
         sender, start = _sender(req), req.start_send_idx

@@ -56,6 +56,29 @@ def test_two_prompts_of_one_length_in_one_room(backend: str, early: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("early", ["prefill", "decode"])
+def test_a_prompt_shorter_than_what_the_decode_side_has_of_another(backend: str, early: str) -> None:
+    radix = {"disaggregation_decode_enable_radix_cache": True}
+    with sockets(backend, decode_settings=radix) as pair:
+        pair.submit(PROMPT, 6)
+        pair.settle()
+        asked = {"decode": [*PROMPT, 5, 6, 7], "prefill": PROMPT[:12]}
+        late = "decode" if early == "prefill" else "prefill"
+        rids = {to: pair.submit(asked[to], 6, room=9, to=to) for to in (early, late)}
+        pair.turn_until(lambda: all(getattr(pair, to).answers[rid].finals for to, rid in rids.items()))
+        for to, rid in rids.items():
+            answer = getattr(pair, to).answers[rid]
+            assert (
+                answer.status == 400 and "bootstrap_room 9" in answer.finish.message and not answer.output_ids
+            )
+            assert "the decode side has 40 tokens of its prompt, this one has 12" in answer.finish.message
+        again = pair.submit(PROMPT, 6)
+        pair.settle()
+        assert pair.answers[again].output_ids == single([PROMPT], 6)[0]
+        pair.check_recordings()
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
 def test_late_pieces_for_a_room_that_another_request_has_now(backend: str) -> None:
     """They come in order, of the same length and number as those that are awaited, and yet they are not them."""
     with sockets(backend, prefill_settings={"chunked_prefill_size": 16}) as pair:
