@@ -79,7 +79,7 @@ def test_a_start_that_fails_leaves_no_controller_behind(monkeypatch: pytest.Monk
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(MockWorker, "__init__", second_fails)
-    before = threading.active_count()
+    before = set(threading.enumerate())  # some of which may end meanwhile
     with pytest.raises(StartupError, match="no device"):
         Engine(model="tiny-llama", device="mock", dp_size=2)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
